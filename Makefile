@@ -1,0 +1,42 @@
+# Every target sets up what it needs: `make test` on a fresh machine with Python 3.11 and make is enough.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint types format bench slow clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# torch goes first and pinned: asked for by a range, it would bring gigabytes of CUDA packages along.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "torchckn needs Python 3.11 or newer; say: make PYTHON=python3.11 ..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+test: $(READY) ## the test suite, without what takes minutes
+	$(BIN)/python -m pytest
+
+slow: $(READY) ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY) ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## static types
+	$(BIN)/mypy
+
+format: $(READY) ## mend style and formatting where a machine can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## speed, memory and gradient accuracy against the paper's plain method and a plain ConvNet
+	$(BIN)/python -m benchmarks
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,95 @@
+"""The shapes that are measured, each as a kernel network, as the paper's plain transcription, and as a plain ConvNet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import torchckn
+from torchckn.graph import AdaptiveAveragePool, AveragePool, Conv, Graph, Node
+from torchckn.kernels import RBFSphere
+
+from .reference import ReferenceConv
+
+
+class LayerShape(NamedTuple):
+    size: int
+    stride: int = 1
+    padding: int = 0
+    pool: int = 1
+    identity: bool = False
+
+
+#: LeNet-5 (appendix): convolution and pooling, then the nonlinearity on 1x1 patches; last two fully connected
+LENET5 = ((1, 32, 32), [LayerShape(5, pool=2), LayerShape(1, identity=True)] * 2 + [LayerShape(5), LayerShape(1)])
+#: All-CNN-C (appendix), before its global average pooling
+ALLCNN = (
+    (3, 32, 32),
+    [LayerShape(3, 1, 1), LayerShape(3, 1, 1), LayerShape(3, 2)] * 2 + [LayerShape(3, 1, 1), LayerShape(1), LayerShape(1)],
+)
+SHAPES: dict[str, tuple[tuple[int, int, int], list[LayerShape]]] = {"LeNet-5": LENET5, "All-CNN-C": ALLCNN}
+
+
+def kernel_network(name: str, filters: int) -> torchckn.CKN:
+    shape, layers = SHAPES[name]
+    nodes: list[Node] = []
+    for i, layer in enumerate(layers):
+        size, stride, padding = (layer.size,) * 2, (layer.stride,) * 2, (layer.padding,) * 2
+        init = "identity" if layer.identity else "kmeans"
+        nodes.append(
+            Conv(
+                f"layer{i + 1}",
+                filters=filters,
+                kernel_size=size,
+                stride=stride,
+                padding=padding,
+                kernel=RBFSphere(0.6),
+                init=init,  # type: ignore[arg-type]
+            )
+        )
+        if layer.pool > 1:
+            nodes.append(AveragePool(f"pool{i + 1}", kernel_size=(layer.pool,) * 2, stride=(layer.pool,) * 2))
+    if name == "All-CNN-C":
+        nodes.append(AdaptiveAveragePool("pool"))
+    return torchckn.CKN(Graph(shape, nodes))
+
+
+class Classifier(nn.Module):
+    """Layers, global average, linear head: the frame of the baselines."""
+
+    def __init__(self, layers: list[nn.Module], features: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(features, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x).mean((2, 3)))
+
+
+def reference_network(name: str, filters: int) -> nn.Module:
+    (channels, _, _), layers = SHAPES[name]
+    modules: list[nn.Module] = []
+    for layer in layers:
+        module = ReferenceConv(channels, filters, layer.size, layer.stride, layer.padding, layer.pool, 0.6, 1e-3)
+        if layer.identity:
+            module.weight = nn.Parameter(torch.eye(filters), requires_grad=False)
+        modules.append(module)
+        channels = filters
+    return Classifier(modules, filters)
+
+
+def convnet(name: str, filters: int) -> nn.Module:
+    """A plain ConvNet of the same widths: convolution, pooling, ReLU; an identity layer is the ReLU alone."""
+    (channels, _, _), layers = SHAPES[name]
+    modules: list[nn.Module] = []
+    for layer in layers:
+        if not layer.identity:
+            modules.append(nn.Conv2d(channels, filters, layer.size, layer.stride, layer.padding, bias=False))
+        if layer.pool > 1:
+            modules.append(nn.AvgPool2d(layer.pool))
+        else:
+            modules.append(nn.ReLU())
+        channels = filters
+    return Classifier(modules, filters)

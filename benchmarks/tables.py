@@ -1,0 +1,99 @@
+"""Gradient accuracy, speed and memory, as tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from .accuracy import COUNTS, KINDS, METHODS, median_error
+from .measure import median_times, peak_memory
+from .networks import SHAPES, convnet, kernel_network, reference_network
+
+BUILD: dict[str, Callable[[str, int], nn.Module]] = {
+    "torchckn": kernel_network,
+    "reference": reference_network,
+    "ConvNet": convnet,
+}
+CASES = [("LeNet-5", 8, 256), ("LeNet-5", 32, 256), ("LeNet-5", 128, 128), ("All-CNN-C", 8, 128), ("All-CNN-C", 32, 64)]
+
+
+def step(network: nn.Module, images: torch.Tensor) -> None:
+    """Forward and backward."""
+    network.zero_grad()
+    network(images).square().mean().backward()
+
+
+@torch.inference_mode()
+def infer(network: nn.Module, images: torch.Tensor) -> None:
+    network(images)
+
+
+def images_for(name: str, batch: int) -> torch.Tensor:
+    return torch.randn(batch, *SHAPES[name][0])
+
+
+def prepare_step(kind: str, name: str, filters: int, batch: int) -> Callable[[], None]:
+    network, images = BUILD[kind](name, filters), images_for(name, batch)
+    step(network, images[:2])  # what a first call allocates for good is not the step's
+    return functools.partial(step, network, images)
+
+
+def accuracy_table() -> Table:
+    table = Table(title="Relative error of the float32 gradient through A(W)")
+    for column in ("kind of filters", "filters", *METHODS, "svd / eigh"):
+        table.add_column(column, justify="right")
+    for kind in KINDS:
+        for count in COUNTS:
+            errors = {method: median_error(kind, count, method) for method in METHODS}
+            ratio = errors["svd"] / errors["eigh"]
+            table.add_row(kind, str(count), *(f"{errors[m]:.1e}" for m in METHODS), f"{ratio:.0f}")
+    return table
+
+
+def speed_table() -> Table:
+    table = Table(title="Forward + backward, and inference (milliseconds; ratios from the same run)")
+    training = (*BUILD, "faster than reference by", "x ConvNet")
+    head = ("network", "filters", "batch", *training, "inference", "ConvNet's", "x ConvNet")
+    for column in head:
+        table.add_column(column, justify="right")
+    for name, filters, batch in CASES:
+        networks = {kind: build(name, filters) for kind, build in BUILD.items()}
+        images = images_for(name, batch)
+        times = median_times({kind: functools.partial(step, net, images) for kind, net in networks.items()})
+        both = {kind: functools.partial(infer, networks[kind].eval(), images) for kind in ("torchckn", "ConvNet")}
+        inference = median_times(both, rounds=15)
+        table.add_row(
+            name,
+            str(filters),
+            str(batch),
+            *(f"{1e3 * times[kind]:.0f}" for kind in BUILD),
+            f"{times['reference'] / times['torchckn']:.1f}x",
+            f"{times['torchckn'] / times['ConvNet']:.2f}",
+            *(f"{1e3 * inference[kind]:.1f}" for kind in both),
+            f"{inference['torchckn'] / inference['ConvNet']:.2f}",
+        )
+    return table
+
+
+def memory_table() -> Table:
+    table = Table(title="Peak memory of forward + backward, beyond the process itself (MB)")
+    for column in ("network", "filters", "batch", *BUILD, "of the reference"):
+        table.add_column(column, justify="right")
+    for name, filters, batch in CASES:
+        peaks = {kind: peak_memory(functools.partial(prepare_step, kind, name, filters, batch)) for kind in BUILD}
+        share = peaks["torchckn"] / peaks["reference"]
+        table.add_row(name, str(filters), str(batch), *(f"{peaks[k]:.0f}" for k in BUILD), f"{100 * share:.0f} %")
+    return table
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    console = Console(width=150)
+    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    for table in (accuracy_table, speed_table, memory_table):
+        console.print(table(), "")

@@ -1,0 +1,39 @@
+"""torchckn: give it a ConvNet, and it gives back the kernel network that the ConvNet was approximating.
+
+The reading order is that of the paper, *Kernel-based Translations of Convolutional Networks* (Jones, Roulet, Harchaoui):
+``kernels`` -> ``nn.invsqrt`` -> ``nn.functional`` -> ``nn.layers`` -> ``graph`` -> ``nn.network`` -> ``exact``.
+"""
+
+__version__ = "0.1.0"
+
+# The layer
+from . import errors, graph, kernels, nn
+from .errors import CKNError, ConfigError, DataError, NotFittedError, NumericalError, TranslationError
+
+# The network and its readings
+from .exact import exact_kernel
+from .graph import Graph
+from .nn.invsqrt import inverse_sqrt
+from .nn.network import CKN
+
+# Keeping it
+from .storage import load, save
+
+__all__ = [
+    "CKN",
+    "CKNError",
+    "ConfigError",
+    "DataError",
+    "Graph",
+    "NotFittedError",
+    "NumericalError",
+    "TranslationError",
+    "errors",
+    "exact_kernel",
+    "graph",
+    "inverse_sqrt",
+    "kernels",
+    "load",
+    "nn",
+    "save",
+]

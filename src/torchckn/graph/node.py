@@ -1,0 +1,96 @@
+"""What every node of a graph is: a name, its inputs, and one method a reading. Read next: ``operations.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError, unknown_name
+from ..exact import PairGrams
+from ..kernels import Kernel, KernelSpec
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation. ``inputs`` empty stands for "the node before me", which :class:`Graph` fills in."""
+
+    name: str
+    inputs: tuple[str, ...] = field(default=(), kw_only=True)
+
+    #: works on the pixels themselves, before any kernel (whitening)
+    acts_on_pixels: ClassVar[bool] = False
+    #: is linear in the features and acts on positions, so that a layer may do it before its projection
+    is_linear_pooling: ClassVar[bool] = False
+
+    _known: ClassVar[dict[str, type[Node]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Node._known[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for attribute in dataclasses.fields(self):
+            value = getattr(self, attribute.name)
+            if isinstance(value, Kernel):
+                object.__setattr__(self, attribute.name, value.spec())
+            elif isinstance(value, list):
+                object.__setattr__(self, attribute.name, tuple(value))
+
+    def output_shape(self, *shapes: Shape) -> Shape:
+        raise TypeError(f"{type(self).__name__} must define output_shape")
+
+    def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        """The operation as a module; ``factory`` may hold generator, device and dtype."""
+        raise TypeError(f"{type(self).__name__} must define module")
+
+    def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
+        raise TypeError(f"{type(self).__name__} must define exact")
+
+    def label(self) -> str:
+        return type(self).__name__
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name, value in plain.items():
+            if isinstance(value, KernelSpec):
+                plain[name] = {"name": value.name, **dict(value.arguments)}
+        return {"op": type(self).__name__, **plain}
+
+    @staticmethod
+    def from_json(plain: dict[str, Any]) -> Node:
+        fields = dict(plain)
+        op = fields.pop("op", None)
+        if op not in Node._known:
+            raise unknown_name("operation", op, Node._known)
+        kernel = fields.get("kernel")
+        if isinstance(kernel, dict):
+            arguments = tuple((k, v) for k, v in kernel.items() if k != "name")
+            fields["kernel"] = KernelSpec(str(kernel.get("name")), arguments)
+        try:
+            return Node._known[op](**fields)
+        except TypeError as error:
+            raise ConfigError(f"operation {op} cannot be built from {fields}: {error}") from error
+
+
+def numel(shape: Shape) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def only(node: Node, shapes: Sequence[Shape]) -> Shape:
+    if len(shapes) != 1:
+        raise ConfigError(f"node {node.name!r} expects one input, came {len(shapes)}")
+    return shapes[0]
+
+
+def as_image(node: Node, shape: Shape) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ConfigError(f"node {node.name!r} expects an image (channels, height, width), came {shape}")
+    channels, height, width = shape
+    return channels, height, width

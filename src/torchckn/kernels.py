@@ -1,0 +1,355 @@
+r"""Dot-product kernels on the sphere: what takes the place of a ConvNet's nonlinearity.
+
+.. math::  k(x, y) = (\|x\| \|y\|)^{\text{degree}} \; \kappa\!\left(\frac{\langle x, y\rangle}{\|x\|\|y\|}\right),
+           \qquad \kappa(1) = 1
+
+Paper: section 3.1, "Overall formulation" (the form), section 3.2 and table 1 (which activation stands for which
+kernel), appendix "CKN gradient" (derivatives). Read next: :mod:`torchckn.nn.invsqrt`.
+
+=====================  =====================================================  ======  =======================
+kernel                 kappa(t), theta = arccos t                              degree  stands for
+=====================  =====================================================  ======  =======================
+``Linear()``           t                                                      1       no nonlinearity
+``ArcCosine(0)``       1 - theta / pi                                         0       step function (~ tanh)
+``ArcCosine(1)``       (sin theta + (pi - theta) t) / pi                      1       ReLU
+``ArcCosine(2)``       (3 sin theta t + (pi - theta)(1 + 2 t^2)) / (3 pi)     2       squared ReLU
+``RBFSphere(sigma)``   exp((t - 1) / sigma^2)                                 1       smooth, ReLU-like
+``Polynomial(d, c)``   ((t + c) / (1 + c))^d                                  d       power d
+``Matern(nu, sigma)``  Matern function of the chord sqrt(2 - 2 t)             1       (rougher RBF)
+=====================  =====================================================  ======  =======================
+
+A new kernel is one subclass of :class:`Kernel` with one method, ``kappa``; see CONTRIBUTING.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ConfigError, DataError, unknown_name
+
+
+def safe_norms(squared: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms and their inverses from squared norms; both 0, with zero gradient, where a vector is all zero."""
+    zero = squared <= torch.finfo(squared.dtype).tiny  # not `>`: a NaN must stay a NaN
+    norms = squared.masked_fill(zero, 1.0).sqrt()
+    return norms.masked_fill(zero, 0.0), norms.reciprocal().masked_fill(zero, 0.0)
+
+
+class Kernel(nn.Module):
+    """Base class: subclasses define ``kappa`` and, where it is not 1, ``degree``.
+
+    Constructor arguments are kept under attributes of the same names; with them a kernel writes itself into a
+    saved model (:meth:`spec`) and is rebuilt from it. Subclasses register themselves under their class name.
+    """
+
+    #: k(x, y) grows like (|x| |y|)^degree; 0 ignores the norms.
+    degree: int = 1
+
+    _known: ClassVar[dict[str, type[Kernel]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Kernel._known[cls.__name__] = cls
+
+    def kappa(self, t: Tensor) -> Tensor:
+        """Elementwise kappa of cosines ``t``: differentiable, value and gradient finite on all of [-1, 1]."""
+        raise TypeError(f"{type(self).__name__} must define kappa(t): the kernel as a function of the cosine")
+
+    def gram(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Kernel values of the rows of ``x`` (n, d) against the rows of ``y`` (m, d), norms included: (n, m)."""
+        y = x if y is None else y
+        if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
+            raise DataError(
+                f"gram expects two matrices with rows of one length, came {tuple(x.shape)} and {tuple(y.shape)}; "
+                "flatten images or patches to rows first"
+            )
+        x_norms, x_inverse = safe_norms(x.square().sum(1, keepdim=True))  # (n, 1)
+        y_norms, y_inverse = safe_norms(y.square().sum(1, keepdim=True))  # (m, 1)
+        values = self.kappa((x * x_inverse) @ (y * y_inverse).T)
+        return values * (x_norms @ y_norms.T) ** self.degree if self.degree else values
+
+    def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
+        """|x|^degree kappa(<w, x> / |x|) for unit filters w, from the products <w, x> and the squares |x|^2.
+
+        The step ``k(W E N^-1) N`` of the layer equation. With ``inplace``, ``responses`` may be overwritten.
+        """
+        norms, inverse = safe_norms(squared_norms)
+        values = self.kappa(responses * inverse)
+        return values * norms**self.degree if self.degree else values
+
+    def spec(self) -> KernelSpec:
+        """This kernel as plain data: its class name and its constructor's arguments."""
+        parameters = list(inspect.signature(type(self).__init__).parameters.values())[1:]
+        names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            raise ConfigError(f"{type(self).__name__} must keep its arguments {missing} under attributes of these names")
+        values = ((name, getattr(self, name)) for name in names)
+        return KernelSpec(type(self).__name__, tuple((n, v.item() if isinstance(v, Tensor) else v) for n, v in values))
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.spec().arguments)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel as a value: hashable, comparable, writable as JSON. ``build`` makes the kernel again."""
+
+    name: str
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    def build(self) -> Kernel:
+        if self.name not in Kernel._known:
+            hint = "A kernel of your own must be imported before a model that uses it is loaded."
+            raise unknown_name("kernel", self.name, Kernel._known, hint)
+        try:
+            return Kernel._known[self.name](**dict(self.arguments))
+        except TypeError as error:
+            raise ConfigError(f"kernel {self.name} cannot be built from {dict(self.arguments)}: {error}") from error
+
+    def __str__(self) -> str:
+        shown = (value for name, value in self.arguments if name != "trainable")
+        trained = ", trained" if dict(self.arguments).get("trainable") else ""
+        return f"{self.name}({', '.join(f'{v:g}' if isinstance(v, float) else repr(v) for v in shown)}{trained})"
+
+
+def names() -> list[str]:
+    """The names of all kernels there are, one's own included."""
+    return sorted(Kernel._known)
+
+
+class _WithSlope(torch.autograd.Function):
+    """value(t) with slope(t) as its hand-written derivative, where autodiff would give inf * 0 at |t| = 1."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(t)
+        ctx.slope = slope
+        return value(t)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (t,) = ctx.saved_tensors
+        return grad * ctx.slope(t), None, None
+
+
+def _is_one(t: Tensor) -> Tensor:
+    """Where a cosine is 1 up to the rounding of a scalar product.
+
+    Kernels with an unbounded slope at 1 magnify that rounding to its square root; they take such a cosine to be 1 exactly.
+    """
+    return t > 1 - 32 * torch.finfo(t.dtype).eps
+
+
+class Linear(Kernel):
+    """kappa(t) = t, so k(x, y) = <x, y>: the counterpart of a convolution without a nonlinearity."""
+
+    def kappa(self, t: Tensor) -> Tensor:
+        return t
+
+    def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
+        return responses  # |x| <w, x> / |x|: the norms cancel
+
+
+class Polynomial(Kernel):
+    """kappa(t) = ((t + offset) / (1 + offset))^degree; with offset 0, k(x, y) = <x, y>^degree.
+
+    The polynomial's degree is also the degree of the norms, which makes the case without offset the usual
+    homogeneous kernel.
+    """
+
+    def __init__(self, degree: int, offset: float = 0.0) -> None:
+        super().__init__()
+        if not isinstance(degree, int) or degree < 1:
+            raise ConfigError(f"Polynomial expects a whole degree of at least 1, came {degree!r}")
+        if not offset >= 0:
+            raise ConfigError(f"Polynomial expects offset >= 0 (a negative one is not positive definite), came {offset!r}")
+        self.degree = degree
+        self.offset = float(offset)
+
+    def kappa(self, t: Tensor) -> Tensor:
+        return ((t + self.offset) / (1 + self.offset)) ** self.degree
+
+
+class ArcCosine(Kernel):
+    r"""The arc-cosine kernel of order 0, 1 or 2 (Cho and Saul, 2009): infinitely many Gaussian units.
+
+    ``kappa(t)`` is proportional to the mean of ``a(<w, x>) a(<w, y>)`` over Gaussian w, with a(u) = 1, u, u^2 for
+    u > 0 and 0 elsewhere. The paper's appendix has the bracket of order 1 in the wrong place; it is
+    (sin theta + (pi - theta) cos theta) / pi.
+
+    The derivatives form a chain, kappa_2' = 4/3 kappa_1 and kappa_1' = kappa_0, so orders 1 and 2 are differentiable
+    everywhere and can be trained, which the paper held impossible and why it switched to the RBF kernel. kappa_0' =
+    1 / (pi sin theta) is unbounded at |t| = 1: there, up to rounding, it is set to zero, for the diagonal of a Gram matrix is
+    constant.
+    """
+
+    def __init__(self, order: int) -> None:
+        super().__init__()
+        if order not in (0, 1, 2):
+            raise ConfigError(f"ArcCosine expects order 0 (step function), 1 (ReLU) or 2, came {order!r}")
+        self.order = int(order)
+        self.degree = self.order
+
+    def kappa(self, t: Tensor) -> Tensor:
+        return _WithSlope.apply(t, self._value, self._slope)
+
+    def _value(self, t: Tensor) -> Tensor:
+        if self.order == 0:
+            t = t.where(~_is_one(t.abs()), t.sign())
+        return self._of_order(t.clamp(-1, 1), self.order)
+
+    def _slope(self, t: Tensor) -> Tensor:
+        t = t.clamp(-1, 1)
+        if self.order == 2:
+            return self._of_order(t, 1).mul_(4 / 3)
+        if self.order == 1:
+            return self._of_order(t, 0)
+        sine_squared = (1 - t) * (1 + t)
+        return sine_squared.masked_fill_(_is_one(t.abs()), torch.inf).rsqrt_().div_(math.pi)
+
+    @staticmethod
+    def _of_order(t: Tensor, order: int) -> Tensor:
+        if order == 0:
+            return 1 - torch.acos(t) / math.pi
+        sine = ((1 - t) * (1 + t)).sqrt_()
+        rest = math.pi - torch.acos(t)
+        if order == 1:
+            return rest.mul_(t).add_(sine).div_(math.pi)
+        return (1 + 2 * t * t).mul_(rest).add_(sine.mul_(t), alpha=3).div_(3 * math.pi)
+
+
+class Matern(Kernel):
+    r"""The Matern function of half-integer order nu = p + 1/2 of the chord between two points of the sphere.
+
+    .. math:: \kappa(t) = M_\nu(u), \quad u = \frac{\sqrt{2\nu}}{\sigma} \sqrt{2 - 2t}, \quad
+              M_{p + 1/2}(u) = e^{-u} \frac{p!}{(2p)!} \sum_{i=0}^{p} \frac{(p+i)!}{i!(p-i)!} (2u)^{p-i}
+
+    From ``M_nu'(u) = -u M_{nu-1}(u) / (2 nu - 2)`` comes ``kappa'(t) = nu M_{nu-1}(u) / (sigma^2 (nu - 1))``, finite at
+    t = 1. For nu = 1/2 it is ``e^-u / (sigma^2 u)``, unbounded at t = 1 and set to zero there, as for ``ArcCosine(0)``.
+    """
+
+    def __init__(self, nu: float, sigma: float) -> None:
+        super().__init__()
+        if not nu > 0 or (2 * nu) % 2 != 1 or nu > 20:
+            raise ConfigError(f"Matern expects a half-integer nu of at most 19.5 (0.5, 1.5, 2.5, ...), came {nu!r}")
+        self.nu = float(nu)
+        self.sigma = _positive("Matern", "sigma", sigma)
+
+    def kappa(self, t: Tensor) -> Tensor:
+        return _WithSlope.apply(t, self._value, self._slope)
+
+    def _scaled_chord(self, t: Tensor) -> Tensor:
+        return (2 - 2 * t).clamp_(min=0).sqrt_().mul_(math.sqrt(2 * self.nu) / self.sigma)
+
+    def _value(self, t: Tensor) -> Tensor:
+        if self.nu < 1:
+            t = t.masked_fill(_is_one(t), 1.0)
+        return self._of_order(self._scaled_chord(t), int(self.nu))
+
+    def _slope(self, t: Tensor) -> Tensor:
+        u = self._scaled_chord(t)
+        if self.nu > 1:
+            return self._of_order(u, int(self.nu) - 1).mul_(self.nu / (self.nu - 1) / self.sigma**2)
+        return torch.exp(-u).div_(u.masked_fill(_is_one(t), torch.inf)).div_(self.sigma**2)
+
+    @staticmethod
+    def _of_order(u: Tensor, p: int) -> Tensor:
+        total = torch.zeros_like(u)
+        for i in range(p + 1):  # Horner, from the highest power of 2u down
+            factor = math.factorial(p + i) / (math.factorial(i) * math.factorial(p - i))
+            total = total.mul_(2 * u).add_(factor)
+        return total.mul_(torch.exp(-u)).mul_(math.factorial(p) / math.factorial(2 * p))
+
+
+class RBFSphere(Kernel):
+    r"""The Gaussian kernel restricted to the sphere, the kernel of the paper's experiments (sigma 0.6).
+
+    .. math:: \kappa(t) = \exp\left(\frac{t - 1}{\sigma^2}\right) = \exp\left(-\frac{\|x - y\|^2}{2\sigma^2}\right)
+
+    With ``trainable=True`` the bandwidth ``sigma`` is a ``Parameter`` (appendix "Bandwidths derivatives"), a scalar kept
+    in float64 so that no precision is lost before the network's own dtype is known.
+    """
+
+    sigma: float | Tensor
+
+    def __init__(self, sigma: float = 0.6, trainable: bool = False) -> None:
+        super().__init__()
+        sigma = _positive("RBFSphere", "sigma", sigma)
+        self.trainable = bool(trainable)
+        self.sigma = nn.Parameter(torch.tensor(sigma, dtype=torch.float64)) if self.trainable else sigma
+
+    def kappa(self, t: Tensor) -> Tensor:
+        return torch.exp((t - 1) / self.sigma**2)
+
+    def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
+        norms, inverse = safe_norms(squared_norms)
+        return _RBFMap.apply(responses, norms, inverse, self.sigma, inplace)
+
+
+class _RBFMap(torch.autograd.Function):
+    """n exp((r / n - 1) / sigma^2) and its derivatives, in as few passes over memory as torch allows.
+
+    With gamma = 1 / sigma^2: three passes forward, ``r gamma / n``, ``exp``, ``n e^-gamma``. Backward, with a = grad * out
+    and theta = gamma r / n: d/dr = a gamma / n, d/dn = sum_f a (1 - theta) / n, d/dsigma = sum a (gamma - theta) 2 / sigma.
+    """
+
+    #: above this gamma, exp(gamma) gets near float32's largest number, and a fourth pass is the price of safety
+    _SPLIT_LIMIT = 40.0
+
+    @staticmethod
+    def forward(ctx: Any, responses: Tensor, norms: Tensor, inverse: Tensor, sigma: float | Tensor, inplace: bool) -> Tensor:
+        gamma = float(sigma) ** -2
+        theta = torch.mul(responses, inverse * gamma, out=responses if inplace else None)
+        saved = any(ctx.needs_input_grad)
+        if gamma < _RBFMap._SPLIT_LIMIT:
+            out = torch.exp(theta, out=None if saved else theta).mul_(norms * math.exp(-gamma))
+        else:
+            out = torch.sub(theta, gamma, out=None if saved else theta).exp_().mul_(norms)
+        if not saved:
+            return out
+        ctx.save_for_backward(theta, out, inverse)
+        ctx.gamma, ctx.sigma = gamma, sigma
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        theta, out, inverse = ctx.saved_tensors
+        need_responses, need_norms, _, need_sigma, _ = ctx.needs_input_grad
+        slope = grad * out
+        grad_norms = grad_sigma = None
+        if need_norms or need_sigma:
+            total = slope.sum(1, keepdim=True)
+            tilted = _channel_dot(slope, theta)
+            if need_norms:
+                grad_norms = (total - tilted) * inverse
+            if need_sigma:
+                # A zero patch has out = 0, hence no share in either sum.
+                grad_sigma = (total.sum() * ctx.gamma - tilted.sum()) * (2 / float(ctx.sigma))
+                grad_sigma = grad_sigma.to(ctx.sigma)
+        grad_responses = slope.mul_(inverse * ctx.gamma) if need_responses else None
+        return grad_responses, grad_norms, None, grad_sigma, None
+
+
+def _channel_dot(a: Tensor, b: Tensor) -> Tensor:
+    """``(a * b).sum(1, keepdim=True)``, a few megabytes at a time: a product as large as ``a`` costs more to allocate than
+    to compute."""
+    rows = max(1, 2**20 // max(1, a[0].numel())) if len(a) else 1
+    return torch.cat([(x * y).sum(1, keepdim=True) for x, y in zip(a.split(rows), b.split(rows), strict=True)])
+
+
+def _positive(kernel: str, argument: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{kernel} expects a positive, finite {argument}, came {value!r}")
+    return number

@@ -1,0 +1,16 @@
+"""The kernel layers, as modules. Reading order: invsqrt, functional, pooling, layers, whitening, network."""
+
+from .layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, KernelSum
+from .pooling import GaussianPool2d
+from .whitening import Whitening, whiten
+
+__all__ = [
+    "GaussianPool2d",
+    "KernelConv2d",
+    "KernelLayer",
+    "KernelLinear",
+    "KernelLocal2d",
+    "KernelSum",
+    "Whitening",
+    "whiten",
+]

@@ -1,0 +1,146 @@
+r"""The layer equation, step by step, as pure functions.
+
+.. math:: F' = A(W)\, \left[ \kappa(W E N^{-1})\, N^{\text{degree}} \right] P,
+          \qquad A(W) = (\kappa(W W^T) + \epsilon I)^{-1/2}
+
+Paper: equation (ckn_layer) in section 4.1, "Detailed CKN layer" in the appendix. E extracts patches, N holds their norms,
+P pools. Read next: :mod:`torchckn.nn.layers`, which wraps these in modules.
+
+Two things differ from the text, and change no number:
+
+* E is never formed. ``W E`` is a convolution, and the patch norms are the root of a box filter over squared pixels.
+* P acts on positions and A on channels, so they commute: we pool first, and multiply fewer columns by A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import DataError
+from ..kernels import Kernel, Linear
+from .geometry import Pair
+from .invsqrt import Method, inverse_sqrt, resolve_method, wide_dtype
+
+
+def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
+    """kappa(W W^T) + eps I for unit-norm filters (..., f, s): the matrix whose inverse root projects. (..., f, f)"""
+    cosines = weight @ weight.mT
+    # Rounding leaves the two halves unequal, and a kernel that is steep at 1 would magnify the difference.
+    gram = kernel.kappa((cosines + cosines.mT) / 2)
+    return gram + eps * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+
+
+def projection(weight: Tensor, kernel: Kernel, eps: float, method: Method = "auto") -> Tensor:
+    """A(W), the symmetric matrix that makes kernel values with the filters into coordinates. (..., f, f)
+
+    Where the root is computed in float64, so is the Gram matrix: for nearly parallel filters its rounding, not the root's,
+    is what would spoil a float32 gradient.
+    """
+    method = resolve_method(method, weight.device, weight.shape[-2])
+    wide = weight.to(wide_dtype(weight.device)) if method == "eigh" else weight
+    return inverse_sqrt(filter_gram(wide, kernel, eps), method).to(weight.dtype)
+
+
+def patch_squares(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """The diagonal of N^2: the squared norm of every patch of (N, C, H, W), as (N, 1, H', W')."""
+    pixels = _PixelSquares.apply(x)
+    if kernel_size == (1, 1) and padding == (0, 0):
+        return pixels[:, :, :: stride[0], :: stride[1]]
+    box = torch.ones(1, 1, *kernel_size, dtype=x.dtype, device=x.device)
+    return F.conv2d(pixels, box, None, stride, padding, dilation)
+
+
+class _PixelSquares(torch.autograd.Function):
+    """Squared norm over channels, (N, C, H, W) -> (N, 1, H, W): one pass forward, one backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        return torch.linalg.vector_norm(x, dim=1, keepdim=True).square_()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        return x * (2 * grad)
+
+
+def kernel_conv2d(
+    x: Tensor,
+    weight: Tensor | None,
+    root: Tensor,
+    kernel: Kernel,
+    *,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    pool: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The layer equation: images (N, C, H, W), filters (f, C, kh, kw), root (f, f) -> (N, f, H', W').
+
+    ``weight=None`` stands for the identity: 1x1 filters that are the channels themselves, which need no convolution.
+    """
+    x = fast_layout(x)
+    if weight is None:
+        responses, kernel_size = x, torch.Size((1, 1))
+    else:
+        responses, kernel_size = F.conv2d(x, weight, None, stride, padding, dilation), weight.shape[2:]
+    if isinstance(kernel, Linear):
+        values = responses
+    else:
+        squares = patch_squares(x, (kernel_size[0], kernel_size[1]), stride, padding, dilation)
+        check_finite(squares)
+        values = kernel.map(responses, squares, inplace=weight is not None)
+    if pool is not None:
+        values = pool(values)
+    if isinstance(kernel, Linear):
+        check_finite(values)
+    return F.conv2d(values, root[:, :, None, None])
+
+
+def fast_layout(x: Tensor) -> Tensor:
+    """Images in the memory layout that the elementwise passes like best: on a CPU, channels last."""
+    if x.device.type != "cpu" or x.stride(1) == 1:
+        return x
+    # For one channel, `contiguous` sees no difference, but the convolution that follows does.
+    return x.clone(memory_format=torch.channels_last)
+
+
+def kernel_linear(x: Tensor, weight: Tensor, root: Tensor, kernel: Kernel) -> Tensor:
+    """The layer equation for one patch that is the whole input: rows (N, s), filters (f, s) -> (N, f)."""
+    squares = x.square().sum(1, keepdim=True)
+    check_finite(squares)
+    return kernel.map(F.linear(x, weight), squares) @ root
+
+
+def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel, region_of: Tensor) -> Tensor:
+    """The layer equation with filters of its own for every region.
+
+    Args:
+        patches: (N, s, L), the patches of L positions
+        weight: (R, f, s), the filters of R regions
+        root: (R, f, f)
+        region_of: (L,), the region of every position
+
+    Returns:
+        (N, f, L)
+    """
+    squares = patches.square().sum(1)  # (N, L)
+    check_finite(squares)
+    responses = torch.einsum("lfs,nsl->nfl", weight[region_of], patches)
+    values = kernel.map(responses, squares[:, None])
+    return torch.einsum("lfg,ngl->nfl", root[region_of], values)
+
+
+def check_finite(values: Tensor) -> None:
+    """Raise a :class:`DataError` for NaN or infinity; looks at ``values`` once, and not inside a compiled graph."""
+    if torch.compiler.is_compiling() or torch.isfinite(values.detach().sum()):
+        return
+    if not torch.isfinite(values.detach()).all():
+        raise DataError(
+            "a kernel layer expects finite input, came NaN or infinity (or numbers whose squares overflow); check the images "
+            "and their scaling, and, in training, try a smaller step size"
+        )

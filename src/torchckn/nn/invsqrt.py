@@ -1,0 +1,217 @@
+r"""The inverse square root of the filters' Gram matrix, and its derivative.
+
+.. math:: A = M^{-1/2}, \qquad M = \kappa(W W^T) + \epsilon I
+
+Paper: section 4.2 and Algorithm 1 (intertwined Newton), lemma "matrix_sqrt" (the Lyapunov equation of the derivative).
+Read next: :mod:`torchckn.nn.functional`.
+
+Three methods, each for one matrix (f, f) or a batch (..., f, f):
+
+``eigh``
+    M = U diag(s^2) U^T gives A = U diag(1/s) U^T. In the eigenbasis the paper's Lyapunov equation is diagonal, so the
+    derivative is exact and has no singularity, not even at repeated eigenvalues:
+
+    .. math:: \bar M = U \left[ (U^T \bar A U) \circ F \right] U^T, \qquad F_{ij} = \frac{-1}{s_i s_j (s_i + s_j)}
+
+    Computed in float64, whatever the dtype of M.
+``newton``
+    The paper's method: matrix products only, differentiated by autodiff through the iterations.
+``svd``
+    Autodiff through a singular value decomposition, kept because the paper compares with it. Its derivative divides by
+    differences of singular values: inaccurate when they are close, NaN when they are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError, NumericalError, unknown_name
+
+Method = Literal["auto", "eigh", "newton", "svd"]
+
+
+def choose_method(device: torch.device, size: int) -> Method:
+    """What ``method="auto"`` means: the one place where the device decides.
+
+    On a CPU the closed form is both the most accurate and the fastest (``make bench`` prints the comparison). An
+    accelerator is slow at eigendecompositions of more than a few dozen rows and fast at matrix products.
+    """
+    return "eigh" if device.type == "cpu" or size <= 32 else "newton"
+
+
+def resolve_method(method: Method, device: torch.device, size: int) -> Method:
+    """``method`` with ``"auto"`` decided, or an error that names the known ones."""
+    if method == "auto":
+        return choose_method(device, size)
+    if method not in _METHODS:
+        raise unknown_name("inverse square root method", method, [*_METHODS, "auto"])
+    return method
+
+
+def inverse_sqrt(matrix: Tensor, method: Method = "auto", *, iters: int = 20, tol: float | None = None) -> Tensor:
+    """M^(-1/2) of a symmetric positive definite matrix (f, f) or a batch of them (..., f, f).
+
+    Args:
+        matrix: symmetric (up to rounding; its symmetric part is what counts) and positive definite.
+        method: ``"eigh"``, ``"newton"``, ``"svd"``, or ``"auto"``: see :func:`choose_method`.
+        iters: Newton iterations; with ``tol``, the most that are made.
+        tol: for Newton, stop as soon as :func:`newton_residual` is below this; an error if ``iters`` do not reach it.
+
+    Example:
+        >>> inverse_sqrt(torch.diag(torch.tensor([4.0, 25.0])))
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.2000]])
+    """
+    method = resolve_method(method, matrix.device, matrix.shape[-1] if matrix.ndim else 0)
+    _require_symmetric(matrix)
+    symmetric = (matrix + matrix.mT) / 2
+    if method == "newton":
+        return newton(symmetric, iters=iters, tol=tol).root
+    return _METHODS[method](symmetric)
+
+
+class _EighInverseSqrt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(matrix.to(wide_dtype(matrix.device)))
+        _require_positive(values[..., 0], matrix)
+        scales = values.sqrt()  # s
+        ctx.save_for_backward(scales, vectors)
+        return ((vectors / scales[..., None, :]) @ vectors.mT).to(matrix.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        scales, vectors = ctx.saved_tensors
+        return lyapunov_gradient(scales, vectors, grad)
+
+
+def lyapunov_gradient(scales: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
+    """The gradient in M from the gradient in M^(-1/2), with M = U diag(s^2) U^T: the closed form above."""
+    wide = grad.to(vectors.dtype)
+    wide = vectors.mT @ (wide + wide.mT) @ vectors / 2
+    row, column = scales[..., :, None], scales[..., None, :]
+    return (vectors @ (-wide / (row * column * (row + column))) @ vectors.mT).to(grad.dtype)
+
+
+class _KnownRoot(torch.autograd.Function):
+    """A root computed earlier, with the exact gradient in its matrix, should anyone ask for it."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, root: Tensor) -> Tensor:
+        ctx.save_for_backward(root)
+        return root.view_as(root)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (root,) = ctx.saved_tensors
+        inverse_scales, vectors = torch.linalg.eigh(root.to(wide_dtype(root.device)))
+        return lyapunov_gradient(1 / inverse_scales, vectors, grad), None
+
+
+def known_inverse_sqrt(matrix: Tensor, root: Tensor) -> Tensor:
+    """``root``, which is known to be ``matrix^(-1/2)``, made differentiable in ``matrix`` at no cost until backward."""
+    return _KnownRoot.apply(matrix, root)
+
+
+class NewtonResult(NamedTuple):
+    root: Tensor
+    """the approximate inverse square root, (..., f, f)"""
+    residual: Tensor
+    """how far it is from one: ``newton_residual(matrix, root)``, one number a matrix"""
+    iterations: int
+    """how many iterations were made"""
+
+
+def newton(matrix: Tensor, iters: int = 20, tol: float | None = None) -> NewtonResult:
+    """Algorithm 1 of the paper: Newton's method for sign([[0, M], [I, 0]]), with one inner Newton step per inverse.
+
+    Differentiable by autodiff through the iterations. ``tol`` as in :func:`inverse_sqrt`.
+    """
+    _require_positive(_smallest_pivot(matrix), matrix)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    norm = torch.linalg.matrix_norm(matrix, keepdim=True)  # Frobenius: puts the spectrum into (0, 1]
+    s, t = matrix / norm, identity.expand_as(matrix)
+    done = 0
+    while done < iters:
+        step = (3 * identity - t @ s) / 2
+        s, t = s @ step, step @ t
+        done += 1
+        # T S -> I: the residual of the iteration itself, without the extra products of newton_residual.
+        if tol is not None and bool((torch.linalg.matrix_norm((t @ s).detach() - identity) <= tol).all()):
+            break
+    root = t / norm.sqrt()
+    residual = newton_residual(matrix.detach(), root.detach())
+    if tol is not None and not bool((residual <= tol).all()):
+        raise NumericalError(
+            f"Newton's method reached a residual of {residual.max().item():.1e} after {done} iterations, expected {tol:.1e}; "
+            "allow more iters, a larger tol or eps, use float64, or method='eigh'"
+        )
+    return NewtonResult(root, residual, done)
+
+
+def newton_residual(matrix: Tensor, root: Tensor) -> Tensor:
+    """|T M T - I| in the Frobenius norm, for each matrix M with supposed inverse square root T."""
+    product = root @ matrix @ root
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.matrix_norm(product - identity)
+
+
+def _svd_inverse_sqrt(matrix: Tensor) -> Tensor:
+    _require_positive(_smallest_pivot(matrix), matrix)
+    left, values, right = torch.linalg.svd(matrix)
+    return (left * values.rsqrt()[..., None, :]) @ right
+
+
+_METHODS: dict[str, Callable[[Tensor], Tensor]] = {
+    "eigh": _EighInverseSqrt.apply,
+    "newton": lambda matrix: newton(matrix).root,
+    "svd": _svd_inverse_sqrt,
+}
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The dtype that decompositions are computed in: float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _require_symmetric(matrix: Tensor) -> None:
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or not matrix.is_floating_point():
+        raise DataError(
+            f"inverse_sqrt expects real square matrices (..., f, f), came {tuple(matrix.shape)} of {matrix.dtype}"
+        )
+    if torch.compiler.is_compiling() or not matrix.numel():
+        return
+    detached = matrix.detach()
+    largest = detached.abs().max()
+    if not torch.isfinite(largest):
+        raise NumericalError(
+            "inverse_sqrt expects finite entries, came NaN or infinity; look at the filters: a training step that was too "
+            "large is the usual cause"
+        )
+    gap = (detached - detached.mT).abs().max() / largest
+    tolerance = 1e-3 if matrix.dtype in (torch.float16, torch.bfloat16) else 1e-5
+    if gap > tolerance:
+        raise NumericalError(
+            f"inverse_sqrt expects a symmetric matrix, came one whose halves differ by {gap.item():.1e} of its largest entry; "
+            "pass (M + M.T) / 2 if that is what you mean"
+        )
+
+
+def _smallest_pivot(matrix: Tensor) -> Tensor:
+    """Positive for a positive definite matrix, else not: the sign of its Cholesky factorisation's success."""
+    _, info = torch.linalg.cholesky_ex(matrix.detach().to(wide_dtype(matrix.device)))
+    return 1 - info
+
+
+def _require_positive(smallest: Tensor, matrix: Tensor) -> None:
+    if torch.compiler.is_compiling() or bool((smallest > 0).all()):
+        return
+    lowest = torch.linalg.eigvalsh(matrix.detach().to(wide_dtype(matrix.device))).min().item()
+    raise NumericalError(
+        f"inverse_sqrt expects a positive definite matrix, came one with smallest eigenvalue {lowest:.1e}; "
+        "add eps * I to it (for a layer: a larger eps, at least 1e-6 in float32), and look for duplicate filters"
+    )

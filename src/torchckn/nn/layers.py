@@ -1,0 +1,372 @@
+r"""The layers of a convolutional kernel network, as ordinary modules.
+
+.. math:: F' = A(W)\, \left[ \kappa(W E N^{-1})\, N^{\text{degree}} \right] P
+
+Paper: section 3.1 (the layer), section 3.2 "Layer type" (convolutional, partially connected, fully connected).
+Read first: :mod:`torchckn.nn.functional`, the equation itself. Read next: :mod:`torchckn.graph`.
+
+Every layer has its filters in ``weight``, a ``Parameter`` of unit-norm rows from construction on: random until fitted.
+Keep them on the sphere when you train them: :class:`torchckn.fit.SphereSGD` does, and ``layer.normalize_()`` brings the
+filters back after the step of any other optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ConfigError, DataError, NumericalError, unknown_name
+from ..kernels import Kernel, RBFSphere
+from .functional import filter_gram, kernel_conv2d, kernel_linear, kernel_local2d, projection
+from .geometry import Pair, conv_output_size, pair
+from .invsqrt import Method, known_inverse_sqrt, wide_dtype
+from .pooling import require_linear
+
+Init = Literal["kmeans", "sample", "random", "identity"]
+
+
+class KernelLayer(nn.Module):
+    """What all kernel layers share: filters, kernel, and the projection A(W) with its memory.
+
+    Subclasses give ``weight`` a shape, and a ``forward``.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        filter_dims: int,
+        kernel: Kernel | None,
+        eps: float,
+        init: Init,
+        inverse_sqrt: Method,
+        generator: torch.Generator | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.kernel = RBFSphere(0.6) if kernel is None else kernel
+        if not isinstance(self.kernel, Kernel):
+            raise ConfigError(f"kernel expects an object such as torchckn.kernels.RBFSphere(0.6), came {kernel!r}")
+        if not eps >= 0:
+            raise ConfigError(f"eps expects a number >= 0, came {eps!r}; the paper uses 1e-3")
+        if init not in get_args(Init):
+            raise unknown_name("init", init, get_args(Init))
+        if inverse_sqrt not in get_args(Method):
+            raise unknown_name("inverse square root method", inverse_sqrt, get_args(Method))
+        if min(shape) < 1:
+            raise ConfigError(f"{type(self).__name__} expects sizes of at least 1, came filters of shape {shape}")
+        self.eps = float(eps)
+        self.init = init
+        self.inverse_sqrt = inverse_sqrt
+        self._filter_dims = filter_dims  # how many trailing dimensions make up one filter
+        self._memory: tuple[object, list[Tensor], Tensor] | None = None  # what the root came from, and the root
+        # Drawn on the CPU and in float64, so that a seed means the same filters on every device and in every dtype.
+        weight = torch.randn(shape, generator=generator, dtype=torch.float64)
+        self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
+        self.normalize_()
+
+    @property
+    def filters(self) -> int:
+        return self.weight.shape[-self._filter_dims - 1]
+
+    def filter_matrix(self) -> Tensor:
+        """The filters as rows, W of the paper: (f, s), or (regions, f, s)."""
+        return self.weight.flatten(-self._filter_dims)
+
+    @torch.no_grad()
+    def normalize_(self) -> KernelLayer:
+        """Bring every filter back to the unit sphere, in place; an all-zero filter has no direction and is an error."""
+        norms = torch.linalg.vector_norm(self.filter_matrix(), dim=-1)
+        if not bool((norms > 0).all()):
+            raise NumericalError("a filter is all zero or NaN and cannot be put on the sphere; set it to something else")
+        self.weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KernelLayer:
+        before = self.weight.dtype
+        super()._apply(fn, recurse)
+        if torch.finfo(self.weight.dtype).eps < torch.finfo(before).eps:
+            self.normalize_()  # unit norm in float32 is off by 1e-8 in float64
+        return self
+
+    def projection(self) -> Tensor:
+        """A(W) = (kappa(W W^T) + eps I)^(-1/2): (f, f), or (regions, f, f).
+
+        In training mode it is computed anew, with its graph. In eval mode it is computed once and remembered for as long
+        as the filters, the bandwidth and eps stay equal to what they were; gradients are exact there as well.
+        """
+        weight = self.filter_matrix()
+        if self.training or torch.compiler.is_compiling():
+            self._check_filters(weight)
+            return projection(weight, self.kernel, self.eps, self.inverse_sqrt)
+        root = self._remembered_root(weight)
+        inputs = (self.weight, *self.kernel.parameters())
+        if torch.is_grad_enabled() and any(p.requires_grad for p in inputs):
+            root = known_inverse_sqrt(filter_gram(weight.to(root.dtype), self.kernel, self.eps), root)
+        return root.to(weight.dtype)
+
+    @torch.inference_mode(False)  # a tensor made in inference mode could not be used outside of it
+    @torch.no_grad()
+    def _remembered_root(self, weight: Tensor) -> Tensor:
+        settings = (self.kernel.spec(), self.eps, self.inverse_sqrt)
+        tensors = [weight, *self.kernel.parameters(), *self.kernel.buffers()]
+        # Values are compared, not version counters: those do not see edits through `.data`.
+        if self._memory is None or self._memory[0] != settings or not _all_equal(self._memory[1], tensors):
+            self._check_filters(weight)
+            # Kept in float64, for a gradient that may be asked of it.
+            root = projection(weight.to(wide_dtype(weight.device)), self.kernel, self.eps, self.inverse_sqrt)
+            self._memory = settings, [tensor.clone() for tensor in tensors], root
+        return self._memory[2]
+
+    def _check_filters(self, weight: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.init == "identity" and not torch.equal(weight, torch.eye(len(weight)).to(weight)):
+            raise NumericalError("the filters of an identity layer are fixed, but were changed; build it with init='kmeans'")
+        low, high = torch.linalg.vector_norm(weight.detach(), dim=-1).aminmax()
+        if not (low > 0.9 and high < 1.1):
+            raise NumericalError(
+                f"{type(self).__name__} expects filters of norm 1, came norms from {low.item():.3g} to {high.item():.3g}; "
+                "call layer.normalize_() (or network.normalize_()) after each optimizer step, or train with SphereSGD"
+            )
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}"
+
+
+class KernelConv2d(KernelLayer):
+    """Convolutional kernel layer: one subspace for the patches of all positions. (N, C, H, W) -> (N, filters, H', W')
+
+    Args:
+        in_channels, filters, kernel_size, stride, padding, dilation: as for ``torch.nn.Conv2d``; padding is with zeros.
+        kernel: a :class:`torchckn.kernels.Kernel`; default ``RBFSphere(0.6)``.
+        pool: a module that acts on positions and is linear, such as ``nn.AvgPool2d(2)``; applied before the projection,
+            which gives the same numbers from fewer of them.
+        eps: added to the diagonal of the filters' Gram matrix.
+        init: how ``fit_filters`` will choose the filters: ``"kmeans"``, ``"sample"`` or ``"random"``; or ``"identity"``:
+            1x1 filters that are the input's own channels, never trained, computed without a convolution.
+        inverse_sqrt: method of :func:`torchckn.inverse_sqrt`.
+
+    Example:
+        >>> layer = KernelConv2d(1, 32, 5, padding=2, pool=nn.AvgPool2d(2))
+        >>> layer(torch.rand(8, 1, 28, 28)).shape
+        torch.Size([8, 32, 14, 14])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        filters: int,
+        kernel_size: int | Pair,
+        stride: int | Pair = 1,
+        padding: int | Pair = 0,
+        kernel: Kernel | None = None,
+        pool: nn.Module | None = None,
+        eps: float = 1e-3,
+        init: Init = "kmeans",
+        inverse_sqrt: Method = "auto",
+        *,
+        dilation: int | Pair = 1,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self_sizes = pair("kernel_size", kernel_size)
+        shape = (filters, in_channels, *self_sizes)
+        super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, generator, device, dtype)
+        self.in_channels = in_channels
+        self.kernel_size = self_sizes
+        self.stride = pair("stride", stride)
+        self.padding = pair("padding", padding, least=0)
+        self.dilation = pair("dilation", dilation)
+        self.pool = require_linear(pool)
+        if init == "identity":
+            if filters != in_channels or self_sizes != (1, 1) or self.stride != (1, 1) or self.padding != (0, 0):
+                raise ConfigError(
+                    "init='identity' expects as many filters as input channels, kernel_size 1, stride 1 and padding 0, came "
+                    f"{filters} filters on {in_channels} channels, kernel_size {self_sizes}, stride {self.stride}, "
+                    f"padding {self.padding}"
+                )
+            self._set_identity()
+
+    @torch.no_grad()
+    def _set_identity(self) -> None:
+        self.weight.copy_(torch.eye(self.filters)[:, :, None, None])
+        self.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_images(type(self).__name__, x, self.in_channels, self.weight)
+        span = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+        if any(n + 2 * p < s for n, p, s in zip(x.shape[2:], self.padding, span, strict=True)):
+            raise DataError(
+                f"KernelConv2d expects images of at least {span[0]}x{span[1]} pixels for its patches, came "
+                f"{x.shape[2]}x{x.shape[3]} with padding {self.padding}; use a smaller kernel_size or a larger padding"
+            )
+        weight = None if self.init == "identity" else self.weight
+        return kernel_conv2d(
+            x,
+            weight,
+            self.projection(),
+            self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            pool=self.pool,
+        )
+
+    def extra_repr(self) -> str:
+        geometry = ((n, getattr(self, n), d) for n, d in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1))))
+        return super().extra_repr() + "".join(f", {name}={value}" for name, value, default in geometry if value != default)
+
+
+class KernelLinear(KernelLayer):
+    """Fully connected kernel layer: one subspace for the whole input. (N, ...) -> (N, filters)
+
+    Inputs of more than two dimensions are flattened. Arguments as for :class:`KernelConv2d`; ``weight`` is (filters,
+    in_features).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        filters: int,
+        kernel: Kernel | None = None,
+        eps: float = 1e-3,
+        init: Init = "kmeans",
+        inverse_sqrt: Method = "auto",
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if init == "identity":
+            raise ConfigError("KernelLinear has no init='identity'; use a 1x1 KernelConv2d for an identity layer")
+        super().__init__((filters, in_features), 1, kernel, eps, init, inverse_sqrt, generator, device, dtype)
+        self.in_features = in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.flatten(1).shape[1] != self.in_features:
+            raise DataError(
+                f"KernelLinear expects a batch of inputs with {self.in_features} numbers each, came {tuple(x.shape)}"
+            )
+        require_same_type("KernelLinear", x, self.weight)
+        return kernel_linear(x.flatten(1), self.weight, self.projection(), self.kernel)
+
+
+class KernelLocal2d(KernelLayer):
+    """Partially connected kernel layer: a subspace for each region of the image. (N, C, H, W) -> (N, filters, H', W')
+
+    The output positions are cut into a grid of ``regions`` (rows, columns), each with filters of its own; by default
+    every position is a region, as in a locally connected layer. ``weight`` is (regions, filters, C, kh, kw), regions row
+    by row. Coordinates of different regions live in different subspaces: pool within regions, not across them.
+
+    Args:
+        input_size: height and width of the input, which fix the number of positions.
+        regions: rows and columns of the grid of regions; ``None``: one region a position.
+        others: as for :class:`KernelConv2d`.
+    """
+
+    region_of: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        filters: int,
+        kernel_size: int | Pair,
+        input_size: int | Pair,
+        stride: int | Pair = 1,
+        padding: int | Pair = 0,
+        regions: int | Pair | None = None,
+        kernel: Kernel | None = None,
+        pool: nn.Module | None = None,
+        eps: float = 1e-3,
+        init: Init = "kmeans",
+        inverse_sqrt: Method = "auto",
+        *,
+        dilation: int | Pair = 1,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if init == "identity":
+            raise ConfigError("KernelLocal2d has no init='identity'; use a 1x1 KernelConv2d for an identity layer")
+        sizes = pair("kernel_size", kernel_size)
+        geometry = pair("stride", stride), pair("padding", padding, least=0), pair("dilation", dilation)
+        input_size = pair("input_size", input_size)
+        output_size = conv_output_size(input_size, sizes, *geometry)
+        if min(output_size) < 1:
+            raise ConfigError(f"KernelLocal2d: no {sizes[0]}x{sizes[1]} patch fits into input_size {input_size}")
+        grid = output_size if regions is None else pair("regions", regions)
+        if grid[0] > output_size[0] or grid[1] > output_size[1]:
+            raise ConfigError(f"KernelLocal2d has {output_size} output positions, which {grid} regions cannot share out")
+        shape = (grid[0] * grid[1], filters, in_channels, *sizes)
+        super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, generator, device, dtype)
+        self.in_channels = in_channels
+        self.kernel_size = sizes
+        self.stride, self.padding, self.dilation = geometry
+        self.input_size = input_size
+        self.output_size = output_size
+        self.regions = grid
+        self.pool = require_linear(pool)
+        self.register_buffer("region_of", region_index(output_size, grid).to(device), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_images("KernelLocal2d", x, self.in_channels, self.weight)
+        if tuple(x.shape[2:]) != self.input_size:
+            raise DataError(f"KernelLocal2d was built for {self.input_size} pixels, came {tuple(x.shape[2:])}")
+        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (N, s, L)
+        features = kernel_local2d(patches, self.filter_matrix(), self.projection(), self.kernel, self.region_of)
+        features = features.unflatten(2, self.output_size)  # (N, f, H', W')
+        # Unlike in KernelConv2d the projection differs from region to region, so pooling has to wait for it.
+        return features if self.pool is None else self.pool(features)
+
+
+def region_index(output_size: Pair, regions: Pair | None) -> Tensor:
+    """Which region, counted row by row, each output position belongs to, positions row by row: (H' W',)"""
+    grid = output_size if regions is None else regions
+    rows, columns = (torch.arange(n) * g // n for n, g in zip(output_size, grid, strict=True))
+    return (rows[:, None] * grid[1] + columns).flatten()
+
+
+class KernelSum(nn.Module):
+    """Direct sum of branches: their kernels add, so their feature maps are put side by side along the channels.
+
+    The counterpart of both ``a + b`` and ``torch.cat([a, b], 1)`` in a ConvNet.
+    """
+
+    def forward(self, *branches: Tensor) -> Tensor:
+        sizes = {(tuple(b.shape[:1]), tuple(b.shape[2:])) for b in branches}
+        if len(branches) < 1 or len(sizes) > 1:
+            shapes = [tuple(b.shape) for b in branches]
+            raise DataError(f"KernelSum expects branches that differ in their channels only, came {shapes}")
+        return torch.cat(branches, 1)
+
+
+def require_images(layer: str, x: Tensor, channels: int, weight: Tensor) -> None:
+    if x.ndim != 4 or x.shape[1] != channels:
+        raise DataError(
+            f"{layer} expects a batch of images (N, {channels}, H, W), came {tuple(x.shape)}; "
+            "a single image needs x[None], grey images a channel dimension"
+        )
+    require_same_type(layer, x, weight)
+
+
+def require_same_type(layer: str, x: Tensor, weight: Tensor) -> None:
+    mixed = x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type)
+    if mixed or x.device != weight.device:
+        raise DataError(
+            f"{layer} has {weight.dtype} filters on {weight.device}, came {x.dtype} input on {x.device}; "
+            "use x.to(layer.weight) or layer.to(x)"
+        )
+
+
+def _all_equal(these: list[Tensor], those: list[Tensor]) -> bool:
+    return len(these) == len(those) and all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(these, those, strict=True)
+    )

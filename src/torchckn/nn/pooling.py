@@ -1,0 +1,69 @@
+r"""Pooling: averages of features over neighbourhoods, followed by subsampling. The P of the layer equation.
+
+Paper: section 3.2 "Pooling". Plain averages are torch's own ``AvgPool2d`` and ``AdaptiveAvgPool2d``; this adds the Gaussian
+average of the CKN literature. Read next: :mod:`torchckn.nn.layers`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError, DataError
+from .geometry import conv_output_size, pair
+
+
+class GaussianPool2d(nn.Module):
+    r"""Weighted average with Gaussian weights, then subsampling (paper, section 3.2 "Pooling").
+
+    The weight of x' around x is proportional to ``exp(-|x' - x|^2 / (2 sigma^2))``, and the weights sum to one; beyond
+    the border there are zeros. The defaults are those of the CKN literature for subsampling by ``stride``: sigma =
+    stride / sqrt 2, a window of 2 stride + 1, padding by stride. Computed as two small matrix products, at the kept
+    positions only.
+    """
+
+    def __init__(
+        self, stride: int, sigma: float | None = None, kernel_size: int | None = None, padding: int | None = None
+    ) -> None:
+        super().__init__()
+        self.stride = pair("stride", stride)[0]
+        self.sigma = self.stride / 2**0.5 if sigma is None else float(sigma)
+        if not self.sigma > 0:
+            raise ConfigError(f"GaussianPool2d expects a positive sigma, came {sigma!r}")
+        self.kernel_size = 2 * self.stride + 1 if kernel_size is None else pair("kernel_size", kernel_size)[0]
+        self.padding = (self.kernel_size - 1) // 2 if padding is None else pair("padding", padding, least=0)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (self.matrix(n).to(x) for n in x.shape[-2:])
+        return torch.einsum("ph,...hw,qw->...pq", rows, x, columns)
+
+    def matrix(self, size: int) -> Tensor:
+        """The pooling of one axis as a matrix: (positions kept, positions there were), float64."""
+        kept = conv_output_size((size, 1), (self.kernel_size, 1), (self.stride, 1), (self.padding, 0), (1, 1))[0]
+        if kept < 1:
+            raise DataError(f"GaussianPool2d expects at least {self.kernel_size - 2 * self.padding} pixels, came {size}")
+        first = torch.arange(kept)[:, None] * self.stride - self.padding
+        offset = torch.arange(size) - first  # where each position lies in each window
+        centred = offset - (self.kernel_size - 1) / 2
+        weights = torch.exp(-(centred.double() ** 2) / (2 * self.sigma**2))
+        window = torch.arange(self.kernel_size, dtype=torch.float64) - (self.kernel_size - 1) / 2
+        weights = weights / torch.exp(-(window**2) / (2 * self.sigma**2)).sum()
+        return weights.masked_fill((offset < 0) | (offset >= self.kernel_size), 0.0)
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}, sigma={self.sigma:.3g}, kernel_size={self.kernel_size}, padding={self.padding}"
+
+
+_NOT_LINEAR = (nn.MaxPool2d, nn.AdaptiveMaxPool2d, nn.FractionalMaxPool2d, nn.LPPool2d)
+
+
+def require_linear(pool: nn.Module | None) -> nn.Module | None:
+    """``pool``, unless it is known not to be linear: then it cannot change places with the projection."""
+    if pool is not None and not isinstance(pool, nn.Module):
+        raise ConfigError(f"pool expects a module such as nn.AvgPool2d(2), or None, came {pool!r}")
+    if isinstance(pool, _NOT_LINEAR):
+        raise ConfigError(
+            f"pool expects a linear pooling such as nn.AvgPool2d or GaussianPool2d, came {type(pool).__name__}; "
+            "put it after the layer, as a module of its own"
+        )
+    return pool

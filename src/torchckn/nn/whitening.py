@@ -1,0 +1,65 @@
+r"""Per-image patch whitening, the preprocessing of the paper's CIFAR-10 experiments.
+
+.. math:: \tilde E = (C + \delta I)^{-1/2} (E - \bar E), \qquad C = \tfrac1p (E - \bar E)(E - \bar E)^T
+
+Paper: section 5.1 ("standardized channel-wise and then ZCA whitened on a per-image basis"). E holds the 3x3 patches of one
+image, each with its mean subtracted channel by channel; C is that image's own patch covariance. A whitened image is the
+(9 C, H, W) tensor of its patches, on which the first kernel layer has 1x1 filters. Read next: :mod:`torchckn.nn.network`.
+
+Subtracting the means removes one direction a channel, so C is always singular; ``delta = eps * trace(C) / rank`` keeps the
+root finite, and in the removed directions there is nothing for it to amplify.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .functional import check_finite
+from .geometry import Pair, pair
+from .invsqrt import inverse_sqrt
+from .layers import require_images
+
+
+def whiten(images: Tensor, patch_size: Pair = (3, 3), eps: float = 1e-3) -> Tensor:
+    """Images (N, C, H, W) -> their whitened patches (N, C kh kw, H, W); an all-zero image stays zero.
+
+    Batched, differentiable, and in the dtype of the images; the root is computed in float64.
+    """
+    n, channels, height, width = images.shape
+    rows, columns = patch_size
+    # An even window has no middle: it reaches one pixel further up and to the left.
+    around = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
+    patches = F.unfold(F.pad(images, around), patch_size)  # (N, C kh kw, H W)
+    by_channel = patches.view(n, channels, rows * columns, height * width)
+    patches = (by_channel - by_channel.mean(2, keepdim=True)).view_as(patches)
+    patches = patches - patches.mean(2, keepdim=True)
+    covariance = patches @ patches.mT / patches.shape[2]  # (N, s, s)
+    check_finite(covariance)
+    rank = max(1, channels * (rows * columns - 1))
+    spread = covariance.diagonal(dim1=1, dim2=2).sum(1) / rank
+    ridge = (eps * spread).clamp(min=torch.finfo(images.dtype).tiny)
+    identity = torch.eye(patches.shape[1], dtype=images.dtype, device=images.device)
+    root = inverse_sqrt(covariance + ridge[:, None, None] * identity, "eigh")
+    return (root @ patches).view(n, -1, height, width)
+
+
+class Whitening(nn.Module):
+    """:func:`whiten` as a module. (N, C, H, W) -> (N, C kh kw, H, W)"""
+
+    def __init__(self, in_channels: int, patch_size: int | Pair = 3, eps: float = 1e-3) -> None:
+        super().__init__()
+        if not eps > 0:
+            raise ConfigError(f"Whitening expects eps > 0 (a patch covariance is singular), came {eps!r}")
+        self.in_channels = in_channels
+        self.patch_size = pair("patch_size", patch_size)
+        self.eps = float(eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        require_images("Whitening", images, self.in_channels, images)
+        return whiten(images, self.patch_size, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, patch_size={self.patch_size}, eps={self.eps:g}"

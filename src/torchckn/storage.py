@@ -1,0 +1,112 @@
+"""Saving and loading networks: one safetensors file, with the network's description as JSON in its header.
+
+Nothing in such a file is executed: loading rebuilds the network from its :class:`torchckn.graph.Graph` and copies numbers
+into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import save as to_bytes
+
+from .errors import CKNError, DataError
+from .graph import Graph
+from .nn.network import CKN
+
+FORMAT = "torchckn"
+VERSION = 1
+
+
+def save(ckn: CKN, path: str | os.PathLike[str]) -> Path:
+    """Write a network to ``path``: its weights, and all that is needed to build it again.
+
+    The file appears whole or not at all: it is written beside its destination and then moved there.
+    """
+    if not isinstance(ckn, CKN):
+        raise DataError(f"save expects a torchckn.CKN, came {type(ckn).__name__}; a ConvNet is saved with torch.save")
+    description = {
+        "version": VERSION,
+        "graph": ckn.current_graph().to_json(),
+        "classes": ckn.head.out_features,
+        "centring": ckn.scaling.centring,
+        "training": ckn.training,
+    }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in ckn.state_dict().items()}
+    path = Path(path)
+    write_atomically(path, to_bytes(tensors, {"format": FORMAT, "network": json.dumps(description)}))
+    return path
+
+
+def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CKN:
+    """Read a network that :func:`save` wrote: the same numbers, in the dtype they were saved in, on ``device``."""
+    path = Path(path)
+    description, tensors = _read(path)
+    try:
+        dtype = tensors["head.weight"].dtype
+        ckn = CKN(Graph.from_json(description["graph"]), description["classes"], description["centring"], dtype=dtype)
+        ckn.load_state_dict(tensors, assign=False)
+        ckn.train(description["training"])
+    except (CKNError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is a torchckn model, but not one that this version can rebuild: {reason}") from error
+    return ckn.to(device)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; load expects the file that torchckn.save wrote")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise DataError(
+                    f"{path} is a safetensors file, but not a torchckn model; load expects what torchckn.save wrote"
+                )
+            description = json.loads(header["network"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; load expects a file that torchckn.save wrote") from error
+    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} is not a torchckn model, or is truncated or corrupt ({error}); save it again, or fetch it again"
+        ) from error
+    if description.get("version") != VERSION:
+        raise DataError(
+            f"{path} was saved in format version {description.get('version')}, and this torchckn reads version {VERSION}; "
+            "update torchckn"
+        )
+    return description, tensors
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is either complete or untouched, whatever happens in between."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}; choose a folder that can be written to") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}; is the disk full?") from error
+    finally:
+        if os.path.exists(name):
+            os.unlink(name)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchckn
+from torchckn.errors import ConfigError
+from torchckn.graph import (
+    AdaptiveAveragePool,
+    AveragePool,
+    Conv,
+    Dense,
+    DirectSum,
+    GaussianPool,
+    Graph,
+    Local,
+    MaxPool,
+    Node,
+    Whiten,
+)
+from torchckn.kernels import ArcCosine, Linear, RBFSphere
+
+
+def every_operation() -> Graph:
+    return Graph(
+        (3, 16, 16),
+        [
+            Whiten("white"),
+            Conv("first", filters=6, kernel=RBFSphere(0.5, trainable=True)),
+            GaussianPool("blur", stride=2),
+            Conv("left", filters=5, kernel_size=(3, 3), padding=(1, 1), kernel=ArcCosine(1)),
+            Conv("right", filters=4, kernel_size=(3, 1), padding=(2, 0), dilation=(2, 1), kernel=Linear(), inputs=("blur",)),
+            DirectSum("sum", inputs=("left", "right", "blur")),
+            Conv("same", filters=15, init="identity", kernel=ArcCosine(0), trainable=False),
+            AveragePool("average", kernel_size=(2, 2), stride=(2, 2)),
+            MaxPool("largest", kernel_size=(2, 2), stride=(1, 1)),
+            Local("local", filters=3, kernel_size=(2, 2), regions=(2, 1)),
+            AdaptiveAveragePool("mean", output_size=(2, 1)),
+            Dense("dense", filters=7, eps=0.01, inverse_sqrt="newton"),
+        ],
+    )
+
+
+def test_shapes_are_those_that_the_network_gives() -> None:
+    graph = every_operation()
+    ckn = torchckn.CKN(graph)
+    seen: dict[str, tuple[int, ...]] = {}
+    for name, layer in ckn.layers.items():
+        layer.register_forward_hook(lambda _m, _i, out, name=name: seen.__setitem__(name, tuple(out.shape[1:])))
+    features = ckn.features(torch.rand(2, 3, 16, 16))
+    assert features.shape == (2, graph.features) == (2, 7)
+    for name, shape in seen.items():
+        absorbed = [node for node, host in ckn.absorbed.items() if host == name]
+        assert shape == graph.shapes[absorbed[0] if absorbed else name]
+    assert ckn.absorbed == {"blur": "first", "average": "same"}
+
+
+def test_a_graph_is_rebuilt_from_its_json() -> None:
+    graph = every_operation()
+    text = json.dumps(graph.to_json())
+    assert Graph.from_json(json.loads(text)) == graph
+    assert hash(graph) == hash(every_operation())
+
+
+def test_nodes_follow_each_other_unless_inputs_are_named(small_graph: Graph) -> None:
+    assert [node.inputs for node in small_graph.nodes] == [("input",), ("conv",), ("pool",)]
+
+
+def test_graphs_and_nodes_cannot_be_changed(small_graph: Graph) -> None:
+    with pytest.raises(AttributeError):
+        small_graph.nodes = ()  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        small_graph.nodes[0].name = "other"  # type: ignore[misc]
+
+
+def test_a_new_operation_is_one_class() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Flip(Node):
+        def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+            return shapes[0]
+
+        def module(self, *shapes: tuple[int, ...], **factory: Any) -> nn.Module:
+            class Flipped(nn.Module):
+                def forward(self, x: torch.Tensor) -> torch.Tensor:
+                    return x.flip(-1)
+
+            return Flipped()
+
+        def exact(self, grams: Any, shapes: Any) -> Any:
+            return grams[0].linear(self.module())
+
+    graph = Graph((1, 6, 6), [Conv("conv", filters=9, kernel_size=(3, 3), kernel=Linear(), eps=1e-12), Flip("flip")])
+    assert Graph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
+    ckn, x = torchckn.CKN(graph, dtype=torch.float64), torch.rand(2, 1, 6, 6, dtype=torch.float64)
+    features = ckn.features(x)
+    torch.testing.assert_close(features @ features.T, torchckn.exact_kernel(ckn, x), rtol=1e-7, atol=1e-7)
+    assert "Flip" in str(ckn.summary())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: Graph((28, 28), [Conv("c", filters=1)]),
+            r"input_shape expects \(channels, height, width\), came \(28, 28\)",
+        ),
+        (lambda: Graph((1, 8, 8), []), "at least one node, came none"),
+        (lambda: Graph((1, 8, 8), [Conv("c")]), "node 'c' expects at least one filter, came filters=0"),
+        (lambda: Graph((1, 8, 8), [Conv("c", filters=1, kernel="rbf")]), "node 'c' expects a kernel .* came 'rbf'"),
+        (lambda: Graph((1, 8, 8), [Conv("c", filters=1, stride=0)]), "stride of node 'c' expects a whole number"),
+        (lambda: Graph((1, 8, 8), [Conv("c", filters=1, kernel_size=(9, 9))]), "its .9, 9. window does not fit into 8x8"),
+        (lambda: Graph((1, 8, 8), [Conv("c", filters=1), Conv("c", filters=1)]), "'c' is taken or not one"),
+        (lambda: Graph((1, 8, 8), [Conv("a.b", filters=1)]), "'a.b' is taken or not one"),
+        (lambda: Graph((1, 8, 8), [Conv("items", filters=1)]), "'items' is taken or not one"),
+        (
+            lambda: Graph((1, 8, 8), [Conv("c", filters=1, inputs=("x",))]),
+            r"has inputs \['x'\], which no earlier node gives",
+        ),
+        (lambda: Graph((1, 8, 8), [Dense("d", filters=1), Conv("c", filters=1)]), r"'c' expects an image .* came \(1,\)"),
+        (
+            lambda: Graph((1, 8, 8), [Conv("a", filters=1), Conv("b", filters=1, inputs=("input",))]),
+            r"nodes \['a'\] are not used by any later node",
+        ),
+        (
+            lambda: Graph((1, 8, 8), [Conv("a", filters=1, kernel_size=(3, 3)), DirectSum("s", inputs=("a", "input"))]),
+            "'s' expects inputs that differ in their channels only",
+        ),
+        (lambda: Graph((1, 8, 8), [Conv("a", filters=1, inputs=("input", "input"))]), "'a' expects one input, came 2"),
+        (lambda: Graph((1, 8, 8), [Conv("a", filters=1), Whiten("w")]), "'w' acts on pixels and cannot follow"),
+        (lambda: Graph.from_json({"nodes": []}), "not a graph that Graph.to_json wrote"),
+        (lambda: Graph.from_json([1, 2]), "not a graph that Graph.to_json wrote"),
+        (lambda: Node.from_json({"op": "Convolution", "name": "c"}), "unknown operation 'Convolution'"),
+        (lambda: Node.from_json({"op": "Conv", "name": "c", "filter": 3}), "Conv cannot be built from .*filter"),
+    ],
+)
+def test_bad_graphs_are_refused_with_a_reason(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_average_pooling_has_no_dilation() -> None:
+    graph = Graph((1, 8, 8), [AveragePool("p", kernel_size=(2, 2), dilation=(2, 2))])
+    with pytest.raises(ConfigError, match="average pooling has no dilation"):
+        torchckn.CKN(graph)

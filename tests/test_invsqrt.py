@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import torchckn
+from torchckn.errors import ConfigError, DataError, NumericalError
+from torchckn.nn.invsqrt import choose_method, known_inverse_sqrt, newton, newton_residual
+
+from . import oracles
+
+METHODS = ["eigh", "newton", "svd"]
+
+
+def positive_definite(size: int, seed: int, batch: tuple[int, ...] = (), floor: float = 0.1) -> torch.Tensor:
+    x = torch.randn(*batch, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x @ x.mT / size + floor * torch.eye(size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(size=st.integers(1, 10), seed=st.integers(0, 1000))
+def test_every_method_inverts_the_square_root(method: str, size: int, seed: int) -> None:
+    matrix = positive_definite(size, seed)
+    root = torchckn.inverse_sqrt(matrix, method)
+    torch.testing.assert_close(root @ matrix @ root, torch.eye(size, dtype=torch.float64), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(root, oracles.inverse_sqrt(matrix.numpy()), atol=1e-9)
+    torch.testing.assert_close(root, root.mT)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_is_its_matrices_one_by_one(method: str) -> None:
+    batch = positive_definite(5, 0, batch=(2, 3))
+    roots = torchckn.inverse_sqrt(batch, method)
+    one_by_one = [torchckn.inverse_sqrt(m, method) for m in batch.flatten(0, 1)]
+    torch.testing.assert_close(roots.flatten(0, 1), torch.stack(one_by_one))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_are_those_of_finite_differences(method: str) -> None:
+    matrix = positive_definite(5, 1, batch=(2,), floor=0.5).requires_grad_()
+    # A random symmetric direction decides; single entries would break the symmetry that all methods rely on.
+    assert torch.autograd.gradcheck(lambda m: torchckn.inverse_sqrt((m + m.mT) / 2, method), matrix, atol=1e-6)
+
+
+def test_the_closed_form_passes_gradcheck_entry_by_entry() -> None:
+    matrix = positive_definite(4, 2).requires_grad_()
+    assert torch.autograd.gradcheck(torchckn.inverse_sqrt, matrix)
+
+
+def test_a_root_from_memory_has_the_exact_gradient() -> None:
+    matrix = positive_definite(4, 3)
+    root, cotangent = torchckn.inverse_sqrt(matrix), torch.randn(4, 4, dtype=torch.float64)
+    first, second = matrix.clone().requires_grad_(), matrix.clone().requires_grad_()
+    torchckn.inverse_sqrt(first).backward(cotangent)
+    known_inverse_sqrt(second, root).backward(cotangent)
+    torch.testing.assert_close(second.grad, first.grad)
+
+
+def test_the_derivative_solves_the_lyapunov_equation_of_the_paper() -> None:
+    """Lemma "matrix_sqrt" for M^(1/2), then lemma "matrix_inv": with Kronecker products, no eigenvalues."""
+    n = 4
+    matrix, direction = positive_definite(n, 4), positive_definite(n, 5)
+    root = torchckn.inverse_sqrt(matrix)
+    square_root, identity = torch.linalg.inv(root).contiguous(), torch.eye(n, dtype=torch.float64)
+    kronecker = torch.kron(identity, square_root) + torch.kron(square_root, identity)
+    of_square_root = torch.linalg.solve(kronecker, direction.T.reshape(-1)).reshape(n, n).T
+    expected = -root @ of_square_root @ root
+    _, derivative = torch.autograd.functional.jvp(torchckn.inverse_sqrt, matrix, direction)
+    torch.testing.assert_close(derivative, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["identity", "duplicates"])
+def test_repeated_eigenvalues_give_finite_exact_gradients(kind: str, dtype: torch.dtype) -> None:
+    base = torch.eye(6) if kind == "identity" else torch.ones(6, 6) + 1e-3 * torch.eye(6)
+    matrix = base.to(dtype).requires_grad_()
+    cotangent = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    (gradient,) = torch.autograd.grad(torchckn.inverse_sqrt(matrix, "eigh"), matrix, cotangent)
+    assert torch.isfinite(gradient).all()
+    if kind == "identity":  # d M^(-1/2) = -dM / 2 at the identity
+        torch.testing.assert_close(gradient, -(cotangent + cotangent.T) / 4)
+
+
+def test_newton_is_algorithm_1_of_the_paper() -> None:
+    matrix = positive_definite(4, 6).numpy()
+    norm = np.sqrt((matrix**2).sum())
+    s, t = matrix / norm, np.eye(4)
+    for _ in range(7):
+        s, t = 0.5 * s @ (3 * np.eye(4) - t @ s), 0.5 * (3 * np.eye(4) - t @ s) @ t
+    np.testing.assert_allclose(torchckn.inverse_sqrt(torch.from_numpy(matrix), "newton", iters=7), t / norm**0.5)
+
+
+def test_newton_iterates_to_a_residual_on_request() -> None:
+    matrix = positive_definite(8, 7)
+    few, enough = newton(matrix, iters=3), newton(matrix, iters=100, tol=1e-10)
+    assert few.residual > 1e-3
+    assert enough.residual <= 1e-10
+    assert 3 < enough.iterations < 100
+    torch.testing.assert_close(enough.residual, newton_residual(matrix, enough.root))
+    torch.testing.assert_close(enough.root, torchckn.inverse_sqrt(matrix, "eigh"))
+
+
+def test_newton_says_when_it_does_not_reach_the_residual() -> None:
+    with pytest.raises(NumericalError, match="after 3 iterations, expected 1.0e-10; allow more iters"):
+        torchckn.inverse_sqrt(positive_definite(8, 7), "newton", iters=3, tol=1e-10)
+
+
+def test_the_result_has_the_dtype_of_the_input() -> None:
+    for dtype in (torch.float32, torch.float64):
+        matrix = positive_definite(3, 8).to(dtype).requires_grad_()
+        root = torchckn.inverse_sqrt(matrix)
+        root.sum().backward()
+        assert root.dtype == dtype
+        assert matrix.grad is not None
+        assert matrix.grad.dtype == dtype
+
+
+def test_auto_is_the_closed_form_on_a_cpu_and_newton_for_large_matrices_elsewhere() -> None:
+    assert choose_method(torch.device("cpu"), 512) == "eigh"
+    assert choose_method(torch.device("cuda"), 512) == "newton"
+    matrix = positive_definite(4, 9)
+    assert torch.equal(torchckn.inverse_sqrt(matrix), torchckn.inverse_sqrt(matrix, "eigh"))
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    assert torchckn.inverse_sqrt(torch.zeros(0, 3, 3)).shape == (0, 3, 3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("matrix", "error", "message"),
+    [
+        (torch.ones(2, 3), DataError, r"real square matrices \(..., f, f\), came \(2, 3\)"),
+        (torch.ones(3), DataError, r"real square matrices .* came \(3,\)"),
+        (torch.eye(3, dtype=torch.long), DataError, "came .* of torch.int64"),
+        (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), NumericalError, "finite entries, came NaN or infinity"),
+        (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), NumericalError, r"symmetric matrix, .* pass \(M \+ M.T\) / 2"),
+        (torch.tensor([[1.0, 2.0], [2.0, 1.0]]), NumericalError, "smallest eigenvalue -1.0e.00; add eps"),
+        (torch.ones(2, 2) * 0, NumericalError, "positive definite matrix"),
+    ],
+)
+def test_bad_matrices_are_refused_with_a_reason(
+    method: str, matrix: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        torchckn.inverse_sqrt(matrix, method)
+
+
+def test_an_unknown_method_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError, match="unknown inverse square root method 'eig'.*Did you mean 'eigh'"):
+        torchckn.inverse_sqrt(torch.eye(2), "eig")
