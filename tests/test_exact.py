@@ -15,11 +15,14 @@ from torchckn.graph import (
     Conv,
     Dense,
     DirectSum,
+    Flatten,
     GaussianPool,
     Graph,
     Local,
     MaxPool,
     Node,
+    Normalize,
+    Pad,
     Whiten,
 )
 from torchckn.kernels import ArcCosine, Linear, RBFSphere
@@ -80,6 +83,16 @@ def finite_feature_networks() -> dict[str, list[Node]]:
             DirectSum("s", inputs=("a", "b", "input")),
             Conv("c", filters=22, **linear),
         ],
+        "padding": [Pad("p", padding=(1, 2, 0, 1)), Conv("c", filters=8, kernel_size=(2, 2), **linear)],
+        "normalisation": [Conv("c", filters=18, kernel_size=(3, 3), **linear), Normalize("n")],
+        "flattening": [
+            Conv("a", filters=2, **linear),
+            Flatten("f"),
+            Conv("b", filters=8, kernel_size=(2, 2), inputs=("input",), **linear),
+            Flatten("g"),
+            DirectSum("s", inputs=("f", "g")),
+            Dense("d", filters=272, **linear),
+        ],
         "whitening": [Whiten("w"), Conv("c", filters=18, **linear)],
         "pooling alone": [AveragePool("p", kernel_size=(3, 3), padding=(1, 1), stride=(1, 1))],
     }
@@ -131,6 +144,12 @@ def test_max_pooling_has_no_exact_kernel() -> None:
     graph = Graph((1, 4, 4), [Conv("c", filters=2), MaxPool("m", kernel_size=(2, 2))])
     with pytest.raises(ConfigError, match="'m' is max pooling, which acts on coordinates"):
         torchckn.exact_kernel(graph, torch.ones(1, 1, 4, 4))
+
+
+def test_groups_of_channels_have_no_exact_kernel() -> None:
+    graph = Graph((2, 4, 4), [Conv("c", filters=2, groups=2)])
+    with pytest.raises(ConfigError, match="'c' has 2 groups of channels"):
+        torchckn.exact_kernel(graph, torch.ones(1, 2, 4, 4))
 
 
 def test_mixing_regions_has_no_exact_kernel() -> None:

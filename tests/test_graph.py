@@ -15,11 +15,15 @@ from torchckn.graph import (
     Conv,
     Dense,
     DirectSum,
+    Flatten,
     GaussianPool,
     Graph,
+    KernelNode,
     Local,
     MaxPool,
     Node,
+    Normalize,
+    Pad,
     Whiten,
 )
 from torchckn.kernels import ArcCosine, Linear, RBFSphere
@@ -37,9 +41,13 @@ def every_operation() -> Graph:
             DirectSum("sum", inputs=("left", "right", "blur")),
             Conv("same", filters=15, init="identity", kernel=ArcCosine(0), trainable=False),
             AveragePool("average", kernel_size=(2, 2), stride=(2, 2)),
+            Normalize("normal"),
+            Pad("border", padding=(1, 0, 0, 1)),
+            Conv("pairs", filters=6, groups=3, kernel_size=(2, 2)),
             MaxPool("largest", kernel_size=(2, 2), stride=(1, 1)),
             Local("local", filters=3, kernel_size=(2, 2), regions=(2, 1)),
             AdaptiveAveragePool("mean", output_size=(2, 1)),
+            Flatten("flat"),
             Dense("dense", filters=7, eps=0.01, inverse_sqrt="newton"),
         ],
     )
@@ -145,6 +153,12 @@ def test_bad_graphs_are_refused_with_a_reason(build: Any, message: str) -> None:
 
 
 def test_average_pooling_has_no_dilation() -> None:
-    graph = Graph((1, 8, 8), [AveragePool("p", kernel_size=(2, 2), dilation=(2, 2))])
     with pytest.raises(ConfigError, match="average pooling has no dilation"):
-        torchckn.CKN(graph)
+        Graph((1, 8, 8), [AveragePool("p", kernel_size=(2, 2), dilation=(2, 2))])
+
+
+def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
+    wider = every_operation().with_filters(12)
+    filters = {node.name: node.filters for node in wider.nodes if isinstance(node, KernelNode)}
+    assert filters.pop("same") == 12 + 12 + 12  # an identity layer follows the channels it gets
+    assert set(filters.values()) == {12}

@@ -109,6 +109,27 @@ def test_an_identity_layer_is_the_layer_with_identity_filters(case: Case, genera
     assert not identity.weight.requires_grad
 
 
+def test_an_identity_layer_of_vectors_is_the_one_of_single_pixels(generator: torch.Generator) -> None:
+    x = torch.randn(3, 5, generator=generator)
+    of_vectors = KernelLinear(5, 5, kernel=kernels.ArcCosine(1), init="identity")
+    of_pixels = KernelConv2d(5, 5, 1, kernel=kernels.ArcCosine(1), init="identity")
+    torch.testing.assert_close(of_vectors(x), of_pixels(x[:, :, None, None])[:, :, 0, 0])
+
+
+@every_kernel
+def test_groups_are_layers_side_by_side(case: Case, generator: torch.Generator) -> None:
+    x = torch.randn(2, 6, 5, 5, generator=generator, dtype=torch.float64)
+    grouped = KernelConv2d(6, 4, 3, groups=2, padding=1, kernel=case.build(), generator=generator).double()
+    halves = []
+    for i in range(2):
+        half = KernelConv2d(3, 2, 3, padding=1, kernel=case.build()).double()
+        half.weight.data = grouped.weight.data[2 * i : 2 * i + 2].clone()
+        halves.append(half(x[:, 3 * i : 3 * i + 3]))
+    torch.testing.assert_close(grouped(x), torch.cat(halves, 1))
+    grouped.pool = nn.AvgPool2d(2)
+    torch.testing.assert_close(grouped.eval()(x), nn.AvgPool2d(2)(torch.cat(halves, 1)))
+
+
 def test_pooling_before_the_projection_gives_the_same_numbers(generator: torch.Generator) -> None:
     x = torch.randn(2, 3, 8, 8, generator=generator, dtype=torch.float64)
     for pool in (nn.AvgPool2d(2), GaussianPool2d(2), nn.AdaptiveAvgPool2d(1)):
@@ -371,7 +392,8 @@ def test_normalize_brings_filters_back_to_the_sphere() -> None:
         (lambda: KernelLocal2d(1, 2, 7, 5), ConfigError, r"no 7x7 patch fits into input_size \(5, 5\)"),
         (lambda: KernelLocal2d(1, 2, 3, 5, regions=4), ConfigError, r"\(3, 3\) output positions, which \(4, 4\) regions"),
         (lambda: KernelLocal2d(1, 2, 3, 5, init="identity"), ConfigError, "KernelLocal2d has no init='identity'"),
-        (lambda: KernelLinear(4, 2, init="identity"), ConfigError, "KernelLinear has no init='identity'"),
+        (lambda: KernelLinear(4, 2, init="identity"), ConfigError, "as many filters as in_features, came 2 and 4"),
+        (lambda: KernelConv2d(4, 6, 3, groups=4), ConfigError, r"divides in_channels \(4\) and filters \(6\), came 4"),
         (lambda: KernelConv2d(1, 2, 3, kernel="rbf"), ConfigError, "RBFSphere.0.6., came 'rbf'"),
         (lambda: KernelConv2d(1, 2, 3, eps=-1), ConfigError, "eps expects a number >= 0, came -1"),
         (lambda: KernelConv2d(1, 2, 3, init="kmean"), ConfigError, "unknown init 'kmean'.*Did you mean 'kmeans'"),

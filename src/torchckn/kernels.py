@@ -84,6 +84,16 @@ class Kernel(nn.Module):
         values = self.kappa(responses * inverse)
         return values * norms**self.degree if self.degree else values
 
+    def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
+        """Values whose mean product over Gaussian w is the kernel (the first proposition of the paper): the ConvNet side.
+
+        Args:
+            responses: <w, x> for w with independent standard normal entries, (N, f, ...)
+            squared_norms: |x|^2, (N, 1, ...)
+            phases: one number a filter, uniform on [0, 2 pi), broadcastable to ``responses``
+        """
+        raise ConfigError(f"{type(self).__name__} has no random features; use Linear, ArcCosine or RBFSphere for that")
+
     def spec(self) -> KernelSpec:
         """This kernel as plain data: its class name and its constructor's arguments."""
         parameters = list(inspect.signature(type(self).__init__).parameters.values())[1:]
@@ -157,6 +167,9 @@ class Linear(Kernel):
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
         return responses  # |x| <w, x> / |x|: the norms cancel
 
+    def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
+        return responses
+
 
 class Polynomial(Kernel):
     """kappa(t) = ((t + offset) / (1 + offset))^degree; with offset 0, k(x, y) = <x, y>^degree.
@@ -200,6 +213,10 @@ class ArcCosine(Kernel):
 
     def kappa(self, t: Tensor) -> Tensor:
         return _WithSlope.apply(t, self._value, self._slope)
+
+    def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
+        step = (responses > 0).to(responses.dtype)
+        return step * responses**self.order * (2 / (3 if self.order == 2 else 1)) ** 0.5
 
     def _value(self, t: Tensor) -> Tensor:
         if self.order == 0:
@@ -292,6 +309,10 @@ class RBFSphere(Kernel):
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
         norms, inverse = safe_norms(squared_norms)
         return _RBFMap.apply(responses, norms, inverse, self.sigma, inplace)
+
+    def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
+        norms, inverse = safe_norms(squared_norms)
+        return torch.cos(responses * (inverse / self.sigma) + phases) * (norms * 2**0.5)
 
 
 class _RBFMap(torch.autograd.Function):

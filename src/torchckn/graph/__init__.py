@@ -5,7 +5,8 @@ methods are its readings:
 
 =====================  ===================================================================================
 ``output_shape``       the shape it gives, from the shapes it gets
-``module``             the Nystrom layer with random filters  (:class:`torchckn.CKN` puts these together)
+``module``             the Nystrom layer, filters random yet  (:class:`torchckn.CKN` puts these together)
+``random_features``    the ConvNet layer with Gaussian weights whose kernel ``module`` approximates
 ``exact``              the un-approximated kernel             (:func:`torchckn.exact_kernel` runs through these)
 ``label``              a few words for tables and drawings
 =====================  ===================================================================================
@@ -27,17 +28,17 @@ Example:
 """
 
 from .graph import Graph
+from .layers import Conv, Dense, KernelNode, Local
 from .node import Node, Shape
 from .operations import (
     AdaptiveAveragePool,
     AveragePool,
-    Conv,
-    Dense,
     DirectSum,
+    Flatten,
     GaussianPool,
-    KernelNode,
-    Local,
     MaxPool,
+    Normalize,
+    Pad,
     Whiten,
 )
 
@@ -47,12 +48,15 @@ __all__ = [
     "Conv",
     "Dense",
     "DirectSum",
+    "Flatten",
     "GaussianPool",
     "Graph",
     "KernelNode",
     "Local",
     "MaxPool",
     "Node",
+    "Normalize",
+    "Pad",
     "Shape",
     "Whiten",
 ]

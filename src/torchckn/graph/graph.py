@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ..errors import CKNError, ConfigError
+from .layers import KernelNode
 from .node import Node, Shape, numel
 
 
@@ -71,6 +72,16 @@ class Graph:
 
     def consumers(self, name: str) -> list[Node]:
         return [node for node in self.nodes if name in node.inputs]
+
+    def with_filters(self, filters: int) -> Graph:
+        """The graph with this many filters in every layer that has a choice."""
+        nodes: list[Node] = []
+        shapes: dict[str, Shape] = {self.input: self.input_shape}
+        for node in self.nodes:
+            inputs = [shapes[name] for name in node.inputs]
+            nodes.append(node.with_filters(filters, inputs[0]) if isinstance(node, KernelNode) else node)
+            shapes[node.name] = nodes[-1].output_shape(*inputs)
+        return Graph(self.input_shape, nodes)
 
     def to_json(self) -> dict[str, Any]:
         return {"input_shape": list(self.input_shape), "nodes": [node.to_json() for node in self.nodes]}

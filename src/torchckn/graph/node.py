@@ -50,6 +50,10 @@ class Node:
         """The operation as a module; ``factory`` may hold generator, device and dtype."""
         raise TypeError(f"{type(self).__name__} must define module")
 
+    def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        """The operation in a network of random features; what has no filters is the same there."""
+        return self.module(*shapes, **factory)
+
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
         raise TypeError(f"{type(self).__name__} must define exact")
 

@@ -77,28 +77,37 @@ def kernel_conv2d(
     stride: Pair = (1, 1),
     padding: Pair = (0, 0),
     dilation: Pair = (1, 1),
+    groups: int = 1,
     pool: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The layer equation: images (N, C, H, W), filters (f, C, kh, kw), root (f, f) -> (N, f, H', W').
 
     ``weight=None`` stands for the identity: 1x1 filters that are the channels themselves, which need no convolution.
+    With ``groups``, channels and filters are cut into as many parts that have nothing to do with each other: filters are
+    (f, C / groups, kh, kw), and root (groups, f / groups, f / groups).
     """
     x = fast_layout(x)
     if weight is None:
         responses, kernel_size = x, torch.Size((1, 1))
     else:
-        responses, kernel_size = F.conv2d(x, weight, None, stride, padding, dilation), weight.shape[2:]
+        responses, kernel_size = F.conv2d(x, weight, None, stride, padding, dilation, groups), weight.shape[2:]
     if isinstance(kernel, Linear):
         values = responses
     else:
-        squares = patch_squares(x, (kernel_size[0], kernel_size[1]), stride, padding, dilation)
+        # A group of channels counts as an image of its own: (N groups, C / groups, H, W)
+        squares = patch_squares(_split(x, groups), (kernel_size[0], kernel_size[1]), stride, padding, dilation)
         check_finite(squares)
-        values = kernel.map(responses, squares, inplace=weight is not None)
+        values = kernel.map(_split(responses, groups), squares, inplace=weight is not None)
+        values = values if groups == 1 else values.unflatten(0, (-1, groups)).flatten(1, 2)
     if pool is not None:
         values = pool(values)
     if isinstance(kernel, Linear):
         check_finite(values)
-    return F.conv2d(values, root[:, :, None, None])
+    return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
+
+
+def _split(x: Tensor, groups: int) -> Tensor:
+    return x if groups == 1 else x.unflatten(1, (groups, -1)).flatten(0, 1)
 
 
 def fast_layout(x: Tensor) -> Tensor:

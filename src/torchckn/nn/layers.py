@@ -82,7 +82,7 @@ class KernelLayer(nn.Module):
     @torch.no_grad()
     def normalize_(self) -> KernelLayer:
         """Bring every filter back to the unit sphere, in place; an all-zero filter has no direction and is an error."""
-        norms = torch.linalg.vector_norm(self.filter_matrix(), dim=-1)
+        norms = torch.linalg.vector_norm(self.weight.flatten(-self._filter_dims), dim=-1)
         if not bool((norms > 0).all()):
             raise NumericalError("a filter is all zero or NaN and cannot be put on the sphere; set it to something else")
         self.weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
@@ -94,6 +94,11 @@ class KernelLayer(nn.Module):
         if torch.finfo(self.weight.dtype).eps < torch.finfo(before).eps:
             self.normalize_()  # unit norm in float32 is off by 1e-8 in float64
         return self
+
+    @torch.no_grad()
+    def _set_identity(self) -> None:
+        self.weight.copy_(torch.eye(self.filters).reshape(self.weight.shape))
+        self.weight.requires_grad_(False)
 
     def projection(self) -> Tensor:
         """A(W) = (kappa(W W^T) + eps I)^(-1/2): (f, f), or (regions, f, f).
@@ -144,7 +149,8 @@ class KernelConv2d(KernelLayer):
     """Convolutional kernel layer: one subspace for the patches of all positions. (N, C, H, W) -> (N, filters, H', W')
 
     Args:
-        in_channels, filters, kernel_size, stride, padding, dilation: as for ``torch.nn.Conv2d``; padding is with zeros.
+        in_channels, filters, kernel_size, stride, padding, dilation, groups: as for ``torch.nn.Conv2d``; padding is with
+            zeros, and every group of filters has a subspace of its own.
         kernel: a :class:`torchckn.kernels.Kernel`; default ``RBFSphere(0.6)``.
         pool: a module that acts on positions and is linear, such as ``nn.AvgPool2d(2)``; applied before the projection,
             which gives the same numbers from fewer of them.
@@ -173,32 +179,39 @@ class KernelConv2d(KernelLayer):
         inverse_sqrt: Method = "auto",
         *,
         dilation: int | Pair = 1,
+        groups: int = 1,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self_sizes = pair("kernel_size", kernel_size)
-        shape = (filters, in_channels, *self_sizes)
+        sizes = pair("kernel_size", kernel_size)
+        if not isinstance(groups, int) or groups < 1 or in_channels % groups or filters % groups:
+            raise ConfigError(
+                f"groups expects a whole number that divides in_channels ({in_channels}) and filters ({filters}), came {groups!r}"
+            )
+        shape = (filters, in_channels // groups, *sizes)
         super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, generator, device, dtype)
         self.in_channels = in_channels
-        self.kernel_size = self_sizes
+        self.groups = groups
+        self.kernel_size = sizes
         self.stride = pair("stride", stride)
         self.padding = pair("padding", padding, least=0)
         self.dilation = pair("dilation", dilation)
         self.pool = require_linear(pool)
         if init == "identity":
-            if filters != in_channels or self_sizes != (1, 1) or self.stride != (1, 1) or self.padding != (0, 0):
+            geometry = (sizes, self.stride, self.padding, groups)
+            if filters != in_channels or geometry != ((1, 1), (1, 1), (0, 0), 1):
                 raise ConfigError(
-                    "init='identity' expects as many filters as input channels, kernel_size 1, stride 1 and padding 0, came "
-                    f"{filters} filters on {in_channels} channels, kernel_size {self_sizes}, stride {self.stride}, "
-                    f"padding {self.padding}"
+                    "init='identity' expects as many filters as input channels, kernel_size 1, stride 1, padding 0 and one group, "
+                    f"came {filters} filters on {in_channels} channels, kernel_size {sizes}, stride {self.stride}, "
+                    f"padding {self.padding}, {groups} groups"
                 )
             self._set_identity()
 
-    @torch.no_grad()
-    def _set_identity(self) -> None:
-        self.weight.copy_(torch.eye(self.filters)[:, :, None, None])
-        self.weight.requires_grad_(False)
+    def filter_matrix(self) -> Tensor:
+        """The filters as rows, W of the paper: (f, s), or (groups, f / groups, s)."""
+        rows = super().filter_matrix()
+        return rows if self.groups == 1 else rows.unflatten(0, (self.groups, -1))
 
     def forward(self, x: Tensor) -> Tensor:
         require_images(type(self).__name__, x, self.in_channels, self.weight)
@@ -217,6 +230,7 @@ class KernelConv2d(KernelLayer):
             stride=self.stride,
             padding=self.padding,
             dilation=self.dilation,
+            groups=self.groups,
             pool=self.pool,
         )
 
@@ -245,10 +259,14 @@ class KernelLinear(KernelLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if init == "identity":
-            raise ConfigError("KernelLinear has no init='identity'; use a 1x1 KernelConv2d for an identity layer")
         super().__init__((filters, in_features), 1, kernel, eps, init, inverse_sqrt, generator, device, dtype)
         self.in_features = in_features
+        if init == "identity":
+            if filters != in_features:
+                raise ConfigError(
+                    f"init='identity' expects as many filters as in_features, came {filters} and {in_features}"
+                )
+            self._set_identity()
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.flatten(1).shape[1] != self.in_features:

@@ -1,0 +1,173 @@
+"""The kernel layers as nodes: convolutional, partially connected, fully connected. Read next: ``operations.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..errors import ConfigError
+from ..exact import PairGrams
+from ..kernels import Kernel, KernelSpec, RBFSphere
+from ..nn.geometry import Pair, conv_output_size, pair
+from ..nn.invsqrt import Method
+from ..nn.layers import Init, KernelConv2d, KernelLinear, KernelLocal2d, region_index
+from ..nn.random_features import RandomFeatureConv2d, RandomFeatureLinear
+from .node import Node, Shape, as_image, numel, only
+
+
+@dataclass(frozen=True)
+class KernelNode(Node):
+    """What the nodes of kernel layers have in common. Not an operation by itself."""
+
+    filters: int = field(default=0, kw_only=True)
+    kernel: KernelSpec | Kernel = field(default_factory=lambda: RBFSphere(0.6).spec(), kw_only=True)
+    eps: float = field(default=1e-3, kw_only=True)
+    init: Init = field(default="kmeans", kw_only=True)
+    inverse_sqrt: Method = field(default="auto", kw_only=True)
+    trainable: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.filters, int) or self.filters < 1:
+            raise ConfigError(f"node {self.name!r} expects at least one filter, came filters={self.filters!r}")
+        if not isinstance(self.kernel, KernelSpec):
+            raise ConfigError(f"node {self.name!r} expects a kernel such as RBFSphere(0.6), came {self.kernel!r}")
+
+    def _options(self) -> dict[str, Any]:
+        options = {"eps": self.eps, "init": self.init, "inverse_sqrt": self.inverse_sqrt}
+        return {"kernel": self.build_kernel(), **options}
+
+    def build_kernel(self) -> Kernel:
+        assert isinstance(self.kernel, KernelSpec)
+        return self.kernel.build()
+
+    def with_kernel(self, kernel: Kernel) -> KernelNode:
+        return dataclasses.replace(self, kernel=kernel.spec())
+
+    def with_filters(self, filters: int, shape: Shape) -> KernelNode:
+        """The node with another number of filters; an identity layer on ``shape`` has as many as that has channels."""
+        return dataclasses.replace(self, filters=shape[0] if self.init == "identity" else filters)
+
+    def _trained(self, layer: nn.Module) -> nn.Module:
+        return layer if self.trainable else layer.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class WindowNode(Node):
+    """A window that slides over the image."""
+
+    kernel_size: Pair = field(default=(1, 1), kw_only=True)
+    stride: Pair = field(default=(1, 1), kw_only=True)
+    padding: Pair = field(default=(0, 0), kw_only=True)
+    dilation: Pair = field(default=(1, 1), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("kernel_size", "stride", "padding", "dilation"):
+            checked = pair(f"{name} of node {self.name!r}", getattr(self, name), least=int(name != "padding"))
+            object.__setattr__(self, name, checked)
+
+    def _geometry(self) -> tuple[Pair, Pair, Pair, Pair]:
+        return self.kernel_size, self.stride, self.padding, self.dilation
+
+    def _geometry_options(self) -> dict[str, Any]:
+        return dict(zip(("kernel_size", "stride", "padding", "dilation"), self._geometry(), strict=True))
+
+    def _output_size(self, shape: Shape) -> Pair:
+        size = conv_output_size(as_image(self, shape)[1:], *self._geometry())
+        if min(size) < 1:
+            raise ConfigError(f"node {self.name!r}: its {self.kernel_size} window does not fit into {shape[1]}x{shape[2]}")
+        return size
+
+    def _window_label(self) -> str:
+        text = "{}x{}".format(*self.kernel_size)
+        for name, usual in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1))):
+            value = getattr(self, name)
+            if value != usual:
+                text += f", {name} {value[0]}" + ("" if value[0] == value[1] else f"x{value[1]}")
+        return text
+
+
+@dataclass(frozen=True)
+class Conv(WindowNode, KernelNode):
+    """Convolutional kernel layer: :class:`torchckn.nn.KernelConv2d`."""
+
+    groups: int = field(default=1, kw_only=True)
+
+    def output_shape(self, *shapes: Shape) -> Shape:
+        return (self.filters, *self._output_size(only(self, shapes)))
+
+    def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        options = {**self._geometry_options(), **self._options(), "groups": self.groups}
+        return self._trained(KernelConv2d(shapes[0][0], self.filters, **options, **factory))
+
+    def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        options = {**self._geometry_options(), "groups": self.groups}
+        return RandomFeatureConv2d(shapes[0][0], self.filters, self.build_kernel(), **options, **factory)
+
+    def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
+        if self.groups > 1:
+            raise ConfigError(
+                f"node {self.name!r} has {self.groups} groups of channels, which an un-approximated kernel does not have; "
+                "use groups=1 where you want the exact kernel"
+            )
+        return grams[0].patches(*self._geometry()).kernel(self.build_kernel())
+
+    def label(self) -> str:
+        kind = "identity" if self.init == "identity" else "convolution"
+        return f"{kind} {self._window_label()}" + (f", {self.groups} groups" if self.groups > 1 else "")
+
+
+@dataclass(frozen=True)
+class Local(WindowNode, KernelNode):
+    """Partially connected kernel layer: :class:`torchckn.nn.KernelLocal2d`."""
+
+    regions: Pair | None = field(default=None, kw_only=True)
+
+    def output_shape(self, *shapes: Shape) -> Shape:
+        return (self.filters, *self._output_size(only(self, shapes)))
+
+    def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        channels, *size = shapes[0]
+        where: dict[str, Any] = {"input_size": tuple(size), "regions": self.regions}
+        return self._trained(
+            KernelLocal2d(channels, self.filters, **where, **self._geometry_options(), **self._options(), **factory)
+        )
+
+    def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        raise ConfigError(
+            f"node {self.name!r}: a partially connected layer has no random-feature twin yet; use a convolution"
+        )
+
+    def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
+        features = grams[0].patches(*self._geometry()).kernel(self.build_kernel())
+        region_of = region_index(self._output_size(shapes[0]), self.regions)
+        return features.within(region_of.to(features.values.device))
+
+    def label(self) -> str:
+        return f"local {self._window_label()}"
+
+
+@dataclass(frozen=True)
+class Dense(KernelNode):
+    """Fully connected kernel layer: :class:`torchckn.nn.KernelLinear`. Flattens what it gets."""
+
+    def output_shape(self, *shapes: Shape) -> Shape:
+        only(self, shapes)
+        return (self.filters,)
+
+    def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        return self._trained(KernelLinear(numel(shapes[0]), self.filters, **self._options(), **factory))
+
+    def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        return RandomFeatureLinear(numel(shapes[0]), self.filters, self.build_kernel(), **factory)
+
+    def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
+        return grams[0].whole().kernel(self.build_kernel())
+
+    def label(self) -> str:
+        return "identity" if self.init == "identity" else "fully connected"

@@ -1,0 +1,50 @@
+"""AlexNet (Krizhevsky et al., 2012), in one piece: the two halves of the original are its grouped convolutions."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .base import ConvNet
+
+
+class AlexNet(ConvNet):
+    """AlexNet for 3x227x227 images.
+
+    Args:
+        lrn: local response normalisation after the first two convolutions, as in the original.
+        groups: 2 in the original, for its two GPUs; 1 connects everything.
+    """
+
+    input_shape = (3, 227, 227)
+
+    def __init__(
+        self, filters: int | None = None, classes: int = 1000, bias: bool = True, lrn: bool = True, groups: int = 2
+    ) -> None:
+        super().__init__(filters)
+        w = self.width
+        normalise = [nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=2.0)] if lrn else []
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, w(96), 11, stride=4, bias=bias),
+            nn.ReLU(),
+            *normalise,
+            nn.MaxPool2d(3, 2),
+            nn.Conv2d(w(96), w(256), 5, padding=2, groups=groups, bias=bias),
+            nn.ReLU(),
+            *normalise,
+            nn.MaxPool2d(3, 2),
+            nn.Conv2d(w(256), w(384), 3, padding=1, bias=bias),
+            nn.ReLU(),
+            nn.Conv2d(w(384), w(384), 3, padding=1, groups=groups, bias=bias),
+            nn.ReLU(),
+            nn.Conv2d(w(384), w(256), 3, padding=1, groups=groups, bias=bias),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2),
+            nn.Flatten(),
+            nn.Dropout(0.5),
+            nn.Linear(w(256) * 6 * 6, w(4096), bias=bias),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(w(4096), w(4096), bias=bias),
+            nn.ReLU(),
+            nn.Linear(w(4096), classes, bias=bias),
+        )

@@ -1,0 +1,44 @@
+"""All-CNN-C (Springenberg et al., 2014): convolutions and ReLUs only; strided convolutions take the place of pooling."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .base import ConvNet
+
+
+class AllCNN(ConvNet):
+    """All-CNN-C for 3x32x32 images.
+
+    Zero padding at the layers of stride 1, and a fully connected layer after the global average pooling, as the paper adds
+    one so that the kernel network has an unconstrained last layer.
+
+    Args:
+        in_channels: 3, or 27 for whitened images, whose pixels are 3x3 patches: then the first filters are 1x1.
+        dropout: the original drops 20 % of the input and 50 % after each strided layer; the paper leaves it out.
+    """
+
+    input_shape = (3, 32, 32)
+
+    def __init__(
+        self,
+        filters: int | None = None,
+        classes: int = 10,
+        bias: bool = True,
+        dropout: bool = False,
+        in_channels: int = 3,
+    ) -> None:
+        super().__init__(filters)
+        self.input_shape = (in_channels, 32, 32)  # type: ignore[misc]
+        first = 1 if in_channels == 27 else 3
+        #  filters, kernel_size, stride
+        plan = [(96, first, 1), (96, 3, 1), (96, 3, 2), (192, 3, 1), (192, 3, 1), (192, 3, 2), (192, 3, 1), (192, 1, 1)]
+        layers: list[nn.Module] = [nn.Dropout(0.2)] if dropout else []
+        channels = in_channels
+        for original, size, stride in [*plan, (classes, 1, 1)]:
+            padding = size // 2 if stride == 1 else 0
+            layers += [nn.Conv2d(channels, self.width(original), size, stride, padding, bias=bias), nn.ReLU()]
+            if dropout and stride == 2:
+                layers.append(nn.Dropout(0.5))
+            channels = self.width(original)
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes, bias=bias))

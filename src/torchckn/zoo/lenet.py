@@ -1,0 +1,113 @@
+"""LeNet-1 and LeNet-5 (LeCun et al., 1995, 1998), as the paper's appendix writes them down.
+
+Convolution, average pooling with a trainable factor and offset, then the scaled tanh: the nonlinearity comes after the
+pooling. The original second convolution has an incomplete connection scheme; the paper trains with the complete one.
+LeNet-5's last layer is linear here, not the radial basis functions of 1998.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from ..errors import ConfigError, unknown_name
+from .base import ConvNet
+from .modules import ChannelScale, MaskedConv2d, ScaledTanh
+
+Connections = Literal["complete", "incomplete"]
+
+#: C3 of the appendix, a row for each channel of the layer before, a column for each filter
+_LENET1_C3 = (
+    "1 1 1 0 1 1 0 0 0 0 0 0",
+    "0 1 1 1 1 1 0 0 0 0 0 0",
+    "0 0 0 0 0 0 1 1 1 0 1 1",
+    "0 0 0 0 0 0 0 1 1 1 1 1",
+)
+_LENET5_C3 = (
+    "1 0 0 0 1 1 1 0 0 1 1 1 1 0 1 1",
+    "1 1 0 0 0 1 1 1 0 0 1 1 1 1 0 1",
+    "1 1 1 0 0 0 1 1 1 0 0 1 0 1 1 1",
+    "0 1 1 1 0 0 1 1 1 1 0 0 1 0 1 1",
+    "0 0 1 1 1 0 0 1 1 1 1 0 1 1 0 1",
+    "0 0 0 1 1 1 0 0 1 1 1 1 0 1 1 1",
+)
+
+
+class _LeNet(ConvNet):
+    """Two rounds of convolution, pooling and scaled tanh."""
+
+    scheme: tuple[str, ...]
+
+    def _convolutions(self, widths: tuple[int, int], padding: int, bias: bool, connections: Connections) -> list[nn.Module]:
+        if connections not in ("complete", "incomplete"):
+            raise unknown_name("connection scheme", connections, ("complete", "incomplete"))
+        if connections == "incomplete" and self.filters is not None:
+            raise ConfigError(
+                f"the incomplete connection scheme is defined for the original widths {widths} only; leave filters at None"
+            )
+        first, second = (self.width(w) for w in widths)
+        scheme = list(zip(*([int(c) for c in row.split()] for row in self.scheme), strict=True))
+        incomplete = connections == "incomplete"
+        return [
+            nn.Conv2d(1, first, 5, padding=padding, bias=bias),
+            nn.AvgPool2d(2),
+            ChannelScale(first, bias),
+            ScaledTanh(),
+            MaskedConv2d(scheme, 5, bias=bias) if incomplete else nn.Conv2d(first, second, 5, bias=bias),
+            nn.AvgPool2d(2),
+            ChannelScale(second, bias),
+            ScaledTanh(),
+            nn.Flatten(),
+        ]
+
+
+class LeNet1(_LeNet):
+    """LeNet-1 for 28x28 images: 4 and 12 filters, then a linear classifier.
+
+    Args:
+        connections: ``"complete"``, or ``"incomplete"`` for the original connection scheme (original widths only).
+        bias: the paper's experiments leave the biases out, ``bias=False``.
+    """
+
+    input_shape = (1, 28, 28)
+    scheme = _LENET1_C3
+
+    def __init__(
+        self, filters: int | None = None, classes: int = 10, bias: bool = True, connections: Connections = "complete"
+    ) -> None:
+        super().__init__(filters)
+        convolutions = self._convolutions((4, 12), 0, bias, connections)
+        self.layers = nn.Sequential(*convolutions, nn.Linear(self.width(12) * 4 * 4, classes, bias=bias))
+
+
+class LeNet5(_LeNet):
+    """LeNet-5 for 32x32 images: 6 and 16 filters, then fully connected layers of 120 and 84.
+
+    Args:
+        padding: zeros around the image; 2 makes a network for 28x28 images.
+        others: as for :class:`LeNet1`.
+    """
+
+    input_shape = (1, 32, 32)
+    scheme = _LENET5_C3
+
+    def __init__(
+        self,
+        filters: int | None = None,
+        classes: int = 10,
+        bias: bool = True,
+        connections: Connections = "complete",
+        padding: int = 0,
+    ) -> None:
+        super().__init__(filters)
+        self.input_shape = (1, 32 - 2 * padding, 32 - 2 * padding)  # type: ignore[misc]
+        widths = self.width(16) * 5 * 5, self.width(120), self.width(84)
+        self.layers = nn.Sequential(
+            *self._convolutions((6, 16), padding, bias, connections),
+            nn.Linear(widths[0], widths[1], bias=bias),
+            ScaledTanh(),
+            nn.Linear(widths[1], widths[2], bias=bias),
+            ScaledTanh(),
+            nn.Linear(widths[2], classes, bias=bias),
+        )

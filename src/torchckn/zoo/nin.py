@@ -1,0 +1,37 @@
+"""Network in Network (Lin et al., 2013) for CIFAR-10: each convolution is followed by two 1x1 ones."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .base import ConvNet
+
+
+class NetworkInNetwork(ConvNet):
+    """Three blocks, then global average pooling of one feature map a class: there is no linear layer at the end."""
+
+    input_shape = (3, 32, 32)
+
+    def __init__(self, filters: int | None = None, classes: int = 10, bias: bool = True, dropout: float = 0.5) -> None:
+        super().__init__(filters)
+
+        def block(channels: int, size: int, *widths: int) -> list[nn.Module]:
+            layers: list[nn.Module] = []
+            for i, width in enumerate(widths):
+                window = size if i == 0 else 1
+                layers += [nn.Conv2d(channels, width, window, padding=window // 2, bias=bias), nn.ReLU()]
+                channels = width
+            return layers
+
+        w = self.width
+        self.layers = nn.Sequential(
+            *block(3, 5, w(192), w(160), w(96)),
+            nn.MaxPool2d(3, 2, ceil_mode=True),
+            nn.Dropout(dropout),
+            *block(w(96), 5, w(192), w(192), w(192)),
+            nn.AvgPool2d(3, 2, ceil_mode=True),
+            nn.Dropout(dropout),
+            *block(w(192), 3, w(192), w(192), classes),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )

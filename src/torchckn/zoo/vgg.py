@@ -1,0 +1,38 @@
+"""VGG-11 (Simonyan and Zisserman, 2014), configuration A, for 32x32 images."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .base import ConvNet
+
+
+class VGG11(ConvNet):
+    """Eight 3x3 convolutions with ReLU, max pooling after five of them, and two hidden layers of 512 (4096 at 224x224)."""
+
+    input_shape = (3, 32, 32)
+
+    def __init__(
+        self,
+        filters: int | None = None,
+        classes: int = 10,
+        bias: bool = True,
+        batch_norm: bool = False,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__(filters)
+        layers: list[nn.Module] = []
+        channels = 3
+        for step in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
+            if isinstance(step, str):
+                layers.append(nn.MaxPool2d(2))
+                continue
+            width = self.width(step)
+            normalise = [nn.BatchNorm2d(width)] if batch_norm else []
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=bias), *normalise, nn.ReLU()]
+            channels = width
+        layers.append(nn.Flatten())
+        for _ in range(2):
+            layers += [nn.Linear(channels, self.width(512), bias=bias), nn.ReLU(), nn.Dropout(dropout)]
+            channels = self.width(512)
+        self.layers = nn.Sequential(*layers, nn.Linear(channels, classes, bias=bias))

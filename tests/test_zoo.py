@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torchckn import zoo
+from torchckn.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("filters", [4, 8])
+def test_every_network_runs_at_any_width(name: str, filters: int) -> None:
+    net = zoo.build(name, filters=filters, classes=7).eval()
+    assert net(torch.randn(2, *net.input_shape)).shape == (2, 7)
+
+
+#: parameters with biases at the original widths, from the descriptions in the literature
+PARAMETERS = {
+    "lenet1": (1 * 25 + 1) * 4 + 8 + (4 * 25 + 1) * 12 + 24 + (12 * 16 + 1) * 10,
+    "lenet5": 26 * 6 + 12 + (6 * 25 + 1) * 16 + 32 + (400 + 1) * 120 + 121 * 84 + 85 * 10,
+    # 1.37 million in the paper of All-CNN-C, and the 110 of the added layer
+    "allcnn": 28 * 96 + 865 * 96 * 2 + 865 * 192 + 1729 * 192 * 3 + 193 * 192 + 193 * 10 + 110,
+    "nin": 966_986,
+}
+
+
+def count(net: torch.nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", ["lenet1", "lenet5", "allcnn", "nin"])
+def test_original_widths_have_the_parameters_of_the_literature(name: str) -> None:
+    assert count(zoo.build(name)) == PARAMETERS[name]
+
+
+def test_resnet20_has_its_270_thousand_parameters_and_20_layers() -> None:
+    net = zoo.build("resnet20")
+    weighted = [m for m in net.modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear))]
+    assert len(weighted) == 20
+    assert count(net) == 269_722
+
+
+def test_vgg11_and_alexnet_have_their_weighted_layers() -> None:
+    for name, layers in (("vgg11", 11), ("alexnet", 8)):
+        net = zoo.build(name, filters=4)
+        weighted = [m for m in net.modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear))]
+        assert len(weighted) == layers
+
+
+@pytest.mark.parametrize(("name", "connected"), [("lenet1", 20), ("lenet5", 60)])
+def test_incomplete_connection_schemes_are_those_of_the_paper(name: str, connected: int) -> None:
+    net = zoo.build(name, connections="incomplete")
+    (masked,) = [m for m in net.modules() if isinstance(m, zoo.MaskedConv2d)]
+    assert int(masked.scheme.sum()) == connected
+    x = torch.randn(1, *net.input_shape)
+    before = net(x)
+    with torch.no_grad():  # connections that are not there do not matter
+        masked.weight += 100 * (1 - masked.scheme)
+    torch.testing.assert_close(net(x), before)
+
+
+def test_biases_are_optional() -> None:
+    for name in ("lenet1", "lenet5", "allcnn"):
+        assert not [n for n, _ in zoo.build(name, bias=False).named_parameters() if n.endswith("bias")]
+
+
+def test_lenet5_takes_28_pixels_with_padding() -> None:
+    net = zoo.build("lenet5", padding=2)
+    assert net.input_shape == (1, 28, 28)
+    assert net(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
+
+
+def test_allcnn_has_the_shapes_of_the_appendix() -> None:
+    net = zoo.build("allcnn")
+    shapes = []
+    for layer in net.layers:  # type: ignore[union-attr]
+        if isinstance(layer, torch.nn.ReLU):
+            layer.register_forward_hook(lambda _m, _i, out: shapes.append(tuple(out.shape[1:])))
+    net(torch.zeros(1, 3, 32, 32))
+    sides = [(96, 32), (96, 32), (96, 15), (192, 15), (192, 15), (192, 7), (192, 7), (192, 7), (10, 7)]
+    assert shapes == [(c, n, n) for c, n in sides]
+
+
+def test_the_scaled_tanh_is_about_one_at_one() -> None:
+    assert zoo.ScaledTanh()(torch.ones(1)).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_a_locally_connected_layer_is_a_convolution_where_its_filters_are_equal() -> None:
+    local = zoo.LocallyConnected2d(2, 3, 3, 6, stride=2, padding=1, bias=False)
+    with torch.no_grad():
+        local.weight.copy_(local.weight[:1].expand_as(local.weight).clone())
+    x = torch.randn(2, 2, 6, 6)
+    torch.testing.assert_close(local(x), torch.nn.functional.conv2d(x, local.weight[0], stride=2, padding=1))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: zoo.build("lenet"), "unknown architecture 'lenet'.*Did you mean 'lenet[15]'"),
+        (lambda: zoo.build("lenet5", dropuot=1), "unknown option of lenet5 'dropuot'"),
+        (lambda: zoo.build("lenet5", filters=0), "filters expects a whole number of at least 1"),
+        (lambda: zoo.build("lenet5", filters=8, connections="incomplete"), "defined for the original widths"),
+        (lambda: zoo.build("lenet5", connections="none"), "unknown connection scheme 'none'"),
+        (lambda: zoo.LocallyConnected2d(1, 1, 5, 3), r"no \(5, 5\) patch fits into \(3, 3\)"),
+    ],
+)
+def test_bad_requests_are_refused_with_a_reason(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
