@@ -162,3 +162,43 @@ def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
     filters = {node.name: node.filters for node in wider.nodes if isinstance(node, KernelNode)}
     assert filters.pop("same") == 12 + 12 + 12  # an identity layer follows the channels it gets
     assert set(filters.values()) == {12}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Conv("c", filters=1, eps=-1), "node 'c' expects eps >= 0, came -1"),
+        (lambda: Conv("c", filters=1, init="foo"), "unknown init of node 'c' 'foo'"),
+        (lambda: Conv("c", filters=1, inverse_sqrt="foo"), "unknown inverse_sqrt of node 'c' 'foo'"),
+        (lambda: Graph((2, 8, 8), [Conv("c", filters=3, init="identity")]), "so it has as many filters, not 3"),
+        (lambda: Graph((2, 8, 8), [Conv("c", filters=2, init="identity", kernel_size=3)]), "so it has 1x1 filters"),
+        (lambda: Graph((2, 8, 8), [Conv("c", filters=3, groups=2)]), "2 groups do not divide 2 channels and 3 filters"),
+        (lambda: Graph((2, 8, 8), [Local("l", filters=3, regions=9)]), r"\(8, 8\) output positions, which \(9, 9\) regions"),
+        (lambda: Graph((2, 8, 8), [nn.Conv2d(1, 1, 1)]), "nodes such as graph.Conv.*, came Conv2d"),
+        (lambda: Graph((2, 8, 8), [Conv("training", filters=3)]), "'training' is taken or not one"),
+        (lambda: Graph((2, 8, 8), [Conv(1, filters=3)]), "1 is taken or not one"),
+        (lambda: torchckn.CKN("x"), "CKN expects a torchckn.Graph, came str"),
+        (
+            lambda: torchckn.exact_kernel(nn.Identity(), torch.zeros(1)),
+            "expects a torchckn.CKN or a torchckn.Graph, came Identity",
+        ),
+    ],
+)
+def test_a_graph_is_validated_when_it_is_made(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_whole_numbers_serve_where_pairs_are_meant() -> None:
+    graph = Graph(
+        (1, 12, 12),
+        [
+            Whiten("w", patch_size=3),
+            Conv("c", filters=2, kernel_size=3),
+            AveragePool("p", kernel_size=2),
+            Local("l", filters=2, kernel_size=2, regions=2, inputs="p"),
+            AdaptiveAveragePool("a", output_size=2),
+        ],
+    )
+    assert graph.shapes["p"] == (2, 5, 5)  # a pooling window moves by its own size, as in torch
+    assert torchckn.CKN(graph).features(torch.rand(1, 1, 12, 12)).shape == (1, 8)

@@ -68,8 +68,33 @@ def test_the_derivative_solves_the_lyapunov_equation_of_the_paper() -> None:
     kronecker = torch.kron(identity, square_root) + torch.kron(square_root, identity)
     of_square_root = torch.linalg.solve(kronecker, direction.T.reshape(-1)).reshape(n, n).T
     expected = -root @ of_square_root @ root
-    _, derivative = torch.autograd.functional.jvp(torchckn.inverse_sqrt, matrix, direction)
-    torch.testing.assert_close(derivative, expected)
+    jacobian = torch.autograd.functional.jacobian(torchckn.inverse_sqrt, matrix)
+    torch.testing.assert_close(torch.einsum("ijkl,kl->ij", jacobian, direction), expected)
+
+
+def test_second_derivatives_are_refused_rather_than_wrong() -> None:
+    matrix = positive_definite(3, 0).requires_grad_()
+    (gradient,) = torch.autograd.grad(torchckn.inverse_sqrt(matrix).sum(), matrix, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice|does not require grad"):
+        torch.autograd.grad(gradient.sum(), matrix)
+
+
+def test_noise_is_not_taken_for_a_positive_eigenvalue() -> None:
+    for seed in range(6):
+        rows = torch.randn(10, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        with pytest.raises(NumericalError, match="positive definite matrix"):
+            torchckn.inverse_sqrt(rows @ rows.T)
+
+
+def test_newton_makes_at_least_one_iteration() -> None:
+    with pytest.raises(DataError, match="at least one Newton iteration, came 0"):
+        torchckn.inverse_sqrt(torch.eye(2), "newton", iters=0)
+
+
+def test_every_matrix_of_a_batch_is_judged_by_its_own_scale() -> None:
+    crooked = torch.tensor([[1e-6, 1e-7], [-1e-7, 1e-6]])
+    with pytest.raises(NumericalError, match="symmetric"):
+        torchckn.inverse_sqrt(torch.stack([torch.eye(2), crooked]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -196,7 +196,7 @@ def test_a_kernel_that_hides_its_arguments_says_so() -> None:
         (lambda: kernels.RBFSphere("wide"), "positive, finite sigma, came 'wide'"),
         (lambda: kernels.ArcCosine(3), r"order 0 \(step function\), 1 \(ReLU\) or 2, came 3"),
         (lambda: kernels.Polynomial(0), "whole degree of at least 1, came 0"),
-        (lambda: kernels.Polynomial(2, offset=-1), "offset >= 0 .* came -1"),
+        (lambda: kernels.Polynomial(2, offset=-1), "finite offset >= 0 .* came -1"),
         (lambda: kernels.Matern(1.0, 0.6), r"half-integer nu of at most 19.5 \(0.5, 1.5, 2.5, ...\), came 1.0"),
         (lambda: kernels.Matern(0.5, -1), "Matern expects a positive, finite sigma, came -1"),
         (lambda: KernelSpec("RBFSpere", ()).build(), "unknown kernel 'RBFSpere'.*Did you mean 'RBFSphere'"),
@@ -209,5 +209,5 @@ def test_bad_kernels_are_refused_with_a_reason(build: object, message: str) -> N
 
 
 def test_gram_refuses_rows_of_different_lengths() -> None:
-    with pytest.raises(DataError, match=r"rows of one length, came \(2, 3\) and \(2, 4\)"):
+    with pytest.raises(DataError, match=r"rows of one length, came \(2, 3\) and \(2, 4\) of torch.float32"):
         kernels.Linear().gram(torch.ones(2, 3), torch.ones(2, 4))

@@ -17,7 +17,7 @@ from torchckn.errors import ConfigError, DataError, NumericalError
 from torchckn.nn import GaussianPool2d, KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, KernelSum, layers
 
 from . import oracles
-from .contracts import EXACT, KERNELS, Case
+from .contracts import EXACT, KERNELS, Case, is_rough
 
 every_kernel = pytest.mark.parametrize("case", KERNELS, ids=str)
 
@@ -57,7 +57,9 @@ def test_the_convolutional_layer_equals_the_loop_oracle(case: Case, problem: dic
     np.testing.assert_allclose(layer(x).detach(), expected, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(layer.eval()(x).detach(), expected, rtol=1e-10, atol=1e-10)
     single = copy.deepcopy(layer).float()(x.float()).double().detach()
-    np.testing.assert_allclose(single, expected, rtol=EXACT[torch.float32], atol=EXACT[torch.float32] * 50)
+    loose = 50 if is_rough(case) else 1  # a slope that is unbounded at |t| = 1 magnifies the rounding of the input
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(single, expected, rtol=0, atol=EXACT[torch.float32] * loose * scale)
 
 
 @every_kernel
@@ -210,6 +212,20 @@ def assert_finite_step(layer: KernelLayer, x: torch.Tensor) -> None:
     for tensor in (x, *layer.parameters()):
         assert tensor.grad is not None
         assert torch.isfinite(tensor.grad).all()
+
+
+@every_kernel
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_in_float32_are_those_of_float64(case: Case, training: bool, generator: torch.Generator) -> None:
+    layer = KernelConv2d(1, 3, 2, kernel=case.build(), generator=generator).train(training)
+    x = torch.randn(4, 1, 8, 8, generator=generator)
+    gradients = []
+    for copied, images in ((layer, x), (copy.deepcopy(layer).double(), x.double())):
+        copied(images).square().sum().backward()
+        assert copied.weight.grad is not None
+        gradients.append(copied.weight.grad.double())
+    curved = min(case.arguments.get("nu", 9), case.arguments.get("order", 9)) < 2  # unbounded second derivative at 1
+    assert (gradients[0] - gradients[1]).norm() < (5e-3 if curved else 1e-4) * gradients[1].norm()
 
 
 # The memory of the projection in eval mode.
@@ -398,7 +414,7 @@ def test_normalize_brings_filters_back_to_the_sphere() -> None:
         (lambda: KernelConv2d(1, 2, 3, eps=-1), ConfigError, "eps expects a number >= 0, came -1"),
         (lambda: KernelConv2d(1, 2, 3, init="kmean"), ConfigError, "unknown init 'kmean'.*Did you mean 'kmeans'"),
         (lambda: KernelConv2d(1, 2, 3, inverse_sqrt="newtn"), ConfigError, "unknown .* 'newtn'.*Did you mean 'newton'"),
-        (lambda: KernelConv2d(1, 0, 3), ConfigError, "sizes of at least 1"),
+        (lambda: KernelConv2d(1, 0, 3), ConfigError, "whole sizes of at least 1"),
         (lambda: KernelConv2d(1, 2, 0), ConfigError, "kernel_size expects a whole number of at least 1.* came 0"),
         (lambda: KernelConv2d(1, 2, 3, stride=1.5), ConfigError, "stride expects a whole number .* came 1.5"),
         (lambda: KernelConv2d(1, 2, 3, padding=-1), ConfigError, "padding expects a whole number of at least 0.* came -1"),
@@ -409,6 +425,16 @@ def test_normalize_brings_filters_back_to_the_sphere() -> None:
             "pool expects a module such as nn.AvgPool2d.2., or None, came 2",
         ),
         (lambda: KernelConv2d(3, 2, 1, init="identity"), ConfigError, "as many filters as input channels"),
+        (
+            lambda: KernelConv2d(1, 2, 3, pool=nn.Sequential(nn.ReLU())),
+            ConfigError,
+            "linear pooling .* came ReLU; put it after",
+        ),
+        (lambda: GaussianPool2d((2, 3)), ConfigError, r"one whole number as stride, .* came \(2, 3\)"),
+        (lambda: GaussianPool2d(2)(torch.ones(1, 1, 4, 4).long()), DataError, "real numbers, came torch.int64"),
+        (lambda: KernelConv2d(1, 2, 3, eps="x"), ConfigError, "eps expects a number >= 0, came 'x'"),
+        (lambda: KernelConv2d(1, "8", 3), ConfigError, "whole sizes of at least 1, came 1 channels, '8' filters"),
+        (lambda: KernelLinear(4, 2.0), ConfigError, "whole sizes of at least 1"),
         (lambda: GaussianPool2d(2, sigma=0.0), ConfigError, "positive sigma, came 0.0"),
         (
             lambda: GaussianPool2d(1, kernel_size=5, padding=0)(torch.zeros(1, 1, 3, 3)),
@@ -434,7 +460,7 @@ def test_filters_that_left_the_sphere_are_refused_with_the_remedy(training: bool
 def test_an_all_zero_filter_cannot_be_normalised() -> None:
     layer = KernelConv2d(1, 2, 3)
     layer.weight.data[0] = 0
-    with pytest.raises(NumericalError, match="a filter is all zero or NaN"):
+    with pytest.raises(NumericalError, match="a filter is all zero or not finite"):
         layer.normalize_()
 
 

@@ -98,6 +98,7 @@ def test_a_description_that_does_not_fit_is_refused(
 ) -> None:
     ckn = torchckn.CKN(small_graph)
     description = {"version": 1, "graph": ckn.graph.to_json(), "classes": 10, "centring": "image", "training": True}
+    description |= {"weights": "nystrom", "report": None}
     header = {"format": "torchckn", "network": json.dumps(description | change)}
     save_file(ckn.state_dict(), tmp_path / "model", header)
     with pytest.raises(DataError, match=message):
@@ -117,3 +118,34 @@ def test_missing_files_and_folders_are_named(tmp_path: Path, small_graph: Graph)
 def test_only_kernel_networks_are_saved(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="save expects a torchckn.CKN, came Linear"):
         torchckn.save(torch.nn.Linear(2, 2), tmp_path / "model")  # type: ignore[arg-type]
+
+
+def test_what_was_changed_on_a_layer_is_saved_with_it(tmp_path: Path, small_graph: Graph) -> None:
+    ckn = torchckn.CKN(small_graph)
+    ckn.layers["conv"].eps = 0.1
+    ckn.layers["dense"].weight.requires_grad_(False)
+    again = torchckn.load(torchckn.save(ckn.eval(), tmp_path / "model"))
+    x = torch.rand(2, 1, 10, 10)
+    assert torch.equal(again(x), ckn(x))
+    assert not again.layers["dense"].weight.requires_grad
+
+
+def test_a_bandwidth_that_went_below_zero_is_saved_by_its_size(tmp_path: Path) -> None:
+    ckn = torchckn.CKN(every_operation())
+    ckn.layers["first"].kernel.sigma.data.fill_(-0.4)
+    assert torchckn.load(torchckn.save(ckn, tmp_path / "model")).layers["first"].kernel.sigma.item() == pytest.approx(-0.4)
+
+
+def test_a_pooling_that_is_not_the_graph_s_is_refused(tmp_path: Path, small_graph: Graph) -> None:
+    ckn = torchckn.CKN(small_graph)
+    ckn.layers["conv"].pool = torch.nn.AvgPool2d(4)
+    with pytest.raises(DataError, match="layer 'conv' has another pooling than its graph says, AvgPool2d"):
+        torchckn.save(ckn, tmp_path / "model")
+
+
+def test_tied_weights_are_saved(tmp_path: Path, small_graph: Graph) -> None:
+    ckn = torchckn.CKN(small_graph, classes=1)
+    ckn.register_parameter("again", ckn.head.weight)
+    torchckn.save(ckn, tmp_path / "model")
+    with pytest.raises(DataError, match="not one that this version can rebuild"):
+        torchckn.load(tmp_path / "model")

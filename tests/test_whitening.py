@@ -34,7 +34,7 @@ def test_an_image_is_whitened_by_itself_whatever_its_batch(generator: torch.Gene
     torch.testing.assert_close(whiten(images)[2:3], whiten(images[2:3]))
 
 
-def test_contrast_and_brightness_do_not_matter_away_from_the_border(generator: torch.Generator) -> None:
+def test_contrast_does_not_matter(generator: torch.Generator) -> None:
     images = torch.rand(2, 3, 16, 16, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(whiten(7 * images), whiten(images))
 
@@ -53,7 +53,14 @@ def test_whitening_has_the_gradient_of_finite_differences(generator: torch.Gener
     assert torch.autograd.gradcheck(lambda x: whiten(x, eps=0.1), images)
 
 
+def test_a_small_eps_is_fine_in_float32_and_an_empty_batch_stays_empty(generator: torch.Generator) -> None:
+    assert torch.isfinite(whiten(torch.rand(2, 3, 8, 8, generator=generator), eps=1e-8)).all()
+    assert whiten(torch.zeros(0, 3, 8, 8)).shape == (0, 27, 8, 8)
+
+
 def test_the_module_checks_its_input() -> None:
+    with pytest.raises(DataError, match="real images .* of torch.uint8"):
+        whiten(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     assert Whitening(3)(torch.rand(2, 3, 8, 8)).shape == (2, 27, 8, 8)
     with pytest.raises(DataError, match=r"\(N, 3, H, W\), came \(2, 1, 8, 8\)"):
         Whitening(3)(torch.rand(2, 1, 8, 8))

@@ -7,7 +7,7 @@ The reading order is that of the paper, *Kernel-based Translations of Convolutio
 __version__ = "0.1.0"
 
 # The layer
-from . import errors, graph, kernels, nn
+from . import errors, graph, kernels, nn, zoo
 from .errors import CKNError, ConfigError, DataError, NotFittedError, NumericalError, TranslationError
 
 # The network and its readings
@@ -19,6 +19,13 @@ from .nn.network import CKN
 # Keeping it
 from .storage import load, save
 
+# From ConvNet to CKN
+from .translate import translate
+
+# Training
+from .fit import fit_filters  # isort: skip
+from .compare import compare_kernels  # isort: skip
+
 __all__ = [
     "CKN",
     "CKNError",
@@ -28,12 +35,16 @@ __all__ = [
     "NotFittedError",
     "NumericalError",
     "TranslationError",
+    "compare_kernels",
     "errors",
     "exact_kernel",
+    "fit_filters",
     "graph",
     "inverse_sqrt",
     "kernels",
     "load",
     "nn",
     "save",
+    "translate",
+    "zoo",
 ]

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import DataError, NumericalError
+from .errors import ConfigError, DataError, NumericalError
 from .kernels import Kernel, safe_norms
 from .nn.geometry import Pair
 
@@ -105,12 +105,17 @@ def exact_kernel(network: CKN | Graph, x: Tensor, y: Tensor | None = None) -> Te
     ``y=None`` stands for ``x``. What ``ckn.features(x) @ ckn.features(y).T`` tends to as every layer gets more filters.
     Of a network, its current bandwidths count; its filters do not matter. Not differentiable.
     """
+    from .graph import Graph
+    from .nn.functional import check_finite
     from .nn.network import CKN
 
     graph = network.current_graph() if isinstance(network, CKN) else network
+    if not isinstance(graph, Graph):
+        raise ConfigError(f"exact_kernel expects a torchckn.CKN or a torchckn.Graph, came {type(network).__name__}")
     for images in (x, x if y is None else y):
         if images.ndim != 4 or tuple(images.shape[1:]) != graph.input_shape:
             raise DataError(f"exact_kernel expects images (n, *{graph.input_shape}), came {tuple(images.shape)}")
+        check_finite(images)
     positions = max(shape[1] * shape[2] for shape in graph.shapes.values() if len(shape) == 3)
     side = int((_BLOCK / positions**2) ** 0.5) - 1  # a block of side x side pairs, and the images with themselves
     if side < 1:
@@ -126,8 +131,7 @@ def exact_kernel(network: CKN | Graph, x: Tensor, y: Tensor | None = None) -> Te
     if not torch.isfinite(result).all():
         raise NumericalError(
             "the exact kernel is not defined here: a KernelLocal2d layer is followed by an operation that mixes its regions, "
-            "whose features have no common coordinates (or the images are not finite); flatten after the local layer, "
-            "or pool within its regions"
+            "whose features have no common coordinates; flatten after the local layer, or pool within its regions"
         )
     return result
 

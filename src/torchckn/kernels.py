@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .errors import ConfigError, DataError, unknown_name
 
@@ -52,11 +53,21 @@ class Kernel(nn.Module):
     #: k(x, y) grows like (|x| |y|)^degree; 0 ignores the norms.
     degree: int = 1
 
+    #: kappa' is unbounded at t = 1
+    is_steep: bool = False
+
     _known: ClassVar[dict[str, type[Kernel]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        known = Kernel._known.get(cls.__name__)
+        if known is not None and known.__module__ == __name__ != cls.__module__:
+            raise ConfigError(f"a kernel called {cls.__name__} is there already; saved models know kernels by their names")
         Kernel._known[cls.__name__] = cls
+        if "kappa" in vars(cls):  # what a parent has by hand belongs to the parent's kappa
+            for method in ("map", "random_features"):
+                if method not in vars(cls):
+                    setattr(cls, method, getattr(Kernel, method))
 
     def kappa(self, t: Tensor) -> Tensor:
         """Elementwise kappa of cosines ``t``: differentiable, value and gradient finite on all of [-1, 1]."""
@@ -65,10 +76,10 @@ class Kernel(nn.Module):
     def gram(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Kernel values of the rows of ``x`` (n, d) against the rows of ``y`` (m, d), norms included: (n, m)."""
         y = x if y is None else y
-        if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
+        if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or not x.is_floating_point():
             raise DataError(
-                f"gram expects two matrices with rows of one length, came {tuple(x.shape)} and {tuple(y.shape)}; "
-                "flatten images or patches to rows first"
+                f"gram expects two real matrices with rows of one length, came {tuple(x.shape)} and {tuple(y.shape)} of "
+                f"{x.dtype}; flatten images or patches to rows first"
             )
         x_norms, x_inverse = safe_norms(x.square().sum(1, keepdim=True))  # (n, 1)
         y_norms, y_inverse = safe_norms(y.square().sum(1, keepdim=True))  # (m, 1)
@@ -102,10 +113,21 @@ class Kernel(nn.Module):
         if missing:
             raise ConfigError(f"{type(self).__name__} must keep its arguments {missing} under attributes of these names")
         values = ((name, getattr(self, name)) for name in names)
-        return KernelSpec(type(self).__name__, tuple((n, v.item() if isinstance(v, Tensor) else v) for n, v in values))
+        return KernelSpec(type(self).__name__, tuple((n, _plain(v)) for n, v in values))
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.spec().arguments)
+        try:
+            return ", ".join(f"{name}={value}" for name, value in self.spec().arguments)
+        except ConfigError:
+            return ""
+
+
+def _plain(value: Any) -> Any:
+    """A constructor's argument as plain data: tensors as numbers or tuples of them."""
+    if not isinstance(value, Tensor):
+        return value
+    numbers = value.detach().tolist()
+    return tuple(numbers) if isinstance(numbers, list) else numbers
 
 
 @dataclass(frozen=True)
@@ -145,6 +167,7 @@ class _WithSlope(torch.autograd.Function):
         return value(t)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (t,) = ctx.saved_tensors
         return grad * ctx.slope(t), None, None
@@ -154,8 +177,9 @@ def _is_one(t: Tensor) -> Tensor:
     """Where a cosine is 1 up to the rounding of a scalar product.
 
     Kernels with an unbounded slope at 1 magnify that rounding to its square root; they take such a cosine to be 1 exactly.
+    (With fewer digits than float32 has, that would be too much of the interval.)
     """
-    return t > 1 - 32 * torch.finfo(t.dtype).eps
+    return t > 1 - min(32 * torch.finfo(t.dtype).eps, 1e-3)
 
 
 class Linear(Kernel):
@@ -182,8 +206,8 @@ class Polynomial(Kernel):
         super().__init__()
         if not isinstance(degree, int) or degree < 1:
             raise ConfigError(f"Polynomial expects a whole degree of at least 1, came {degree!r}")
-        if not offset >= 0:
-            raise ConfigError(f"Polynomial expects offset >= 0 (a negative one is not positive definite), came {offset!r}")
+        if not 0 <= _number(offset) < math.inf:
+            raise ConfigError(f"Polynomial expects a finite offset >= 0 (else it is not positive definite), came {offset!r}")
         self.degree = degree
         self.offset = float(offset)
 
@@ -210,6 +234,7 @@ class ArcCosine(Kernel):
             raise ConfigError(f"ArcCosine expects order 0 (step function), 1 (ReLU) or 2, came {order!r}")
         self.order = int(order)
         self.degree = self.order
+        self.is_steep = self.order == 0
 
     def kappa(self, t: Tensor) -> Tensor:
         return _WithSlope.apply(t, self._value, self._slope)
@@ -255,9 +280,10 @@ class Matern(Kernel):
 
     def __init__(self, nu: float, sigma: float) -> None:
         super().__init__()
-        if not nu > 0 or (2 * nu) % 2 != 1 or nu > 20:
+        if not 0 < _number(nu) < 20 or (2 * nu) % 2 != 1:
             raise ConfigError(f"Matern expects a half-integer nu of at most 19.5 (0.5, 1.5, 2.5, ...), came {nu!r}")
         self.nu = float(nu)
+        self.is_steep = self.nu < 1
         self.sigma = _positive("Matern", "sigma", sigma)
 
     def kappa(self, t: Tensor) -> Tensor:
@@ -279,11 +305,14 @@ class Matern(Kernel):
 
     @staticmethod
     def _of_order(u: Tensor, p: int) -> Tensor:
-        total = torch.zeros_like(u)
-        for i in range(p + 1):  # Horner, from the highest power of 2u down
-            factor = math.factorial(p + i) / (math.factorial(i) * math.factorial(p - i))
-            total = total.mul_(2 * u).add_(factor)
-        return total.mul_(torch.exp(-u)).mul_(math.factorial(p) / math.factorial(2 * p))
+        # Horner from the highest power of 2u down, with a share of exp(-u) at every step so that nothing overflows.
+        decay = torch.exp(-u / (p + 1))
+        scale = math.factorial(p) / math.factorial(2 * p)
+        total = decay * scale
+        for i in range(1, p + 1):
+            factor = math.factorial(p + i) / (math.factorial(i) * math.factorial(p - i)) * scale
+            total = total.mul_(2 * u).mul_(decay).add_(factor * decay ** (i + 1))
+        return total
 
 
 class RBFSphere(Kernel):
@@ -306,7 +335,13 @@ class RBFSphere(Kernel):
     def kappa(self, t: Tensor) -> Tensor:
         return torch.exp((t - 1) / self.sigma**2)
 
+    def spec(self) -> KernelSpec:
+        # Only sigma^2 counts, so training may well take sigma through zero to the other side.
+        return KernelSpec("RBFSphere", (("sigma", abs(_plain(self.sigma))), ("trainable", self.trainable)))
+
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
+        if torch.compiler.is_compiling() or responses.dtype not in (torch.float32, torch.float64):
+            return super().map(responses, squared_norms)  # a compiler fuses the passes by itself
         norms, inverse = safe_norms(squared_norms)
         return _RBFMap.apply(responses, norms, inverse, self.sigma, inplace)
 
@@ -327,7 +362,8 @@ class _RBFMap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, responses: Tensor, norms: Tensor, inverse: Tensor, sigma: float | Tensor, inplace: bool) -> Tensor:
-        gamma = float(sigma) ** -2
+        ctx.sigma = float(sigma)
+        gamma = ctx.sigma**-2
         theta = torch.mul(responses, inverse * gamma, out=responses if inplace else None)
         saved = any(ctx.needs_input_grad)
         if gamma < _RBFMap._SPLIT_LIMIT:
@@ -337,10 +373,11 @@ class _RBFMap(torch.autograd.Function):
         if not saved:
             return out
         ctx.save_for_backward(theta, out, inverse)
-        ctx.gamma, ctx.sigma = gamma, sigma
+        ctx.gamma, ctx.like = gamma, sigma if isinstance(sigma, Tensor) else None
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, out, inverse = ctx.saved_tensors
         need_responses, need_norms, _, need_sigma, _ = ctx.needs_input_grad
@@ -353,8 +390,7 @@ class _RBFMap(torch.autograd.Function):
                 grad_norms = (total - tilted) * inverse
             if need_sigma:
                 # A zero patch has out = 0, hence no share in either sum.
-                grad_sigma = (total.sum() * ctx.gamma - tilted.sum()) * (2 / float(ctx.sigma))
-                grad_sigma = grad_sigma.to(ctx.sigma)
+                grad_sigma = ((total.sum() * ctx.gamma - tilted.sum()) * (2 / ctx.sigma)).to(ctx.like)
         grad_responses = slope.mul_(inverse * ctx.gamma) if need_responses else None
         return grad_responses, grad_norms, None, grad_sigma, None
 
@@ -367,10 +403,14 @@ def _channel_dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _positive(kernel: str, argument: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
+    if not 0 < _number(value) < math.inf:
         raise ConfigError(f"{kernel} expects a positive, finite {argument}, came {value!r}")
-    return number
+    return float(value)
+
+
+def _number(value: Any) -> float:
+    """``value`` as a number, NaN if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

@@ -19,6 +19,7 @@ from safetensors.torch import save as to_bytes
 from .errors import CKNError, DataError
 from .graph import Graph
 from .nn.network import CKN
+from .translate.report import Report
 
 FORMAT = "torchckn"
 VERSION = 1
@@ -36,9 +37,16 @@ def save(ckn: CKN, path: str | os.PathLike[str]) -> Path:
         "graph": ckn.current_graph().to_json(),
         "classes": ckn.head.out_features,
         "centring": ckn.scaling.centring,
+        "weights": ckn.weights,
+        "report": ckn.report.to_json() if ckn.report else None,
         "training": ckn.training,
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in ckn.state_dict().items()}
+    for name, layer in ckn.kernel_layers().items():
+        absorbed = [node for node in ckn.graph.nodes if ckn.absorbed.get(node.name) == name]
+        intended = absorbed[0].module(ckn.graph.shapes[name]) if absorbed else None
+        if repr(getattr(layer, "pool", None)) != repr(intended):
+            raise DataError(f"layer {name!r} has another pooling than its graph says, {intended}; build the network with it")
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in ckn.state_dict().items()}
     path = Path(path)
     write_atomically(path, to_bytes(tensors, {"format": FORMAT, "network": json.dumps(description)}))
     return path
@@ -50,7 +58,9 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CK
     description, tensors = _read(path)
     try:
         dtype = tensors["head.weight"].dtype
-        ckn = CKN(Graph.from_json(description["graph"]), description["classes"], description["centring"], dtype=dtype)
+        graph, report = Graph.from_json(description["graph"]), description["report"]
+        ckn = CKN(graph, description["classes"], description["centring"], weights=description["weights"], dtype=dtype)
+        ckn.report = Report.from_json(report) if report else None
         ckn.load_state_dict(tensors, assign=False)
         ckn.train(description["training"])
     except (CKNError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -70,6 +80,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
                     f"{path} is a safetensors file, but not a torchckn model; load expects what torchckn.save wrote"
                 )
             description = json.loads(header["network"])
+            if not isinstance(description, dict):
+                raise KeyError("network")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; load expects a file that torchckn.save wrote") from error

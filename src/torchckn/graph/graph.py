@@ -14,6 +14,9 @@ from ..errors import CKNError, ConfigError
 from .layers import KernelNode
 from .node import Node, Shape, numel
 
+#: where a network keeps its layers; its own attributes cannot be names of nodes
+_MODULES = nn.ModuleDict()
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -31,6 +34,8 @@ class Graph:
             raise ConfigError(f"input_shape expects (channels, height, width), came {input_shape!r}")
         filled, before = [], self.input
         for node in nodes:
+            if not isinstance(node, Node):
+                raise ConfigError(f"a graph expects nodes such as graph.Conv(...), came {type(node).__name__}")
             filled.append(node if node.inputs else dataclasses.replace(node, inputs=(before,)))
             before = node.name
         object.__setattr__(self, "input_shape", shape)
@@ -45,7 +50,8 @@ class Graph:
         shapes: dict[str, Shape] = {self.input: self.input_shape}
         pixels = {self.input}
         for node in self.nodes:
-            if node.name in shapes or not node.name or "." in node.name or hasattr(nn.ModuleDict, node.name):
+            name = node.name
+            if not isinstance(name, str) or not name or name in shapes or "." in name or hasattr(_MODULES, name):
                 raise ConfigError(f"nodes expect names of their own, without dots; {node.name!r} is taken or not one")
             missing = [name for name in node.inputs if name not in shapes]
             if missing:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 from torch import nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown_name
 from ..exact import PairGrams
 from ..kernels import Kernel, KernelSpec, RBFSphere
 from ..nn.geometry import Pair, conv_output_size, pair
 from ..nn.invsqrt import Method
-from ..nn.layers import Init, KernelConv2d, KernelLinear, KernelLocal2d, region_index
+from ..nn.layers import Init, KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, region_index
 from ..nn.random_features import RandomFeatureConv2d, RandomFeatureLinear
 from .node import Node, Shape, as_image, numel, only
 
@@ -36,6 +36,17 @@ class KernelNode(Node):
             raise ConfigError(f"node {self.name!r} expects at least one filter, came filters={self.filters!r}")
         if not isinstance(self.kernel, KernelSpec):
             raise ConfigError(f"node {self.name!r} expects a kernel such as RBFSphere(0.6), came {self.kernel!r}")
+        if not isinstance(self.eps, (int, float)) or not 0 <= self.eps < float("inf"):
+            raise ConfigError(f"node {self.name!r} expects eps >= 0, came {self.eps!r}")
+        for name, value, known in (("init", self.init, Init), ("inverse_sqrt", self.inverse_sqrt, Method)):
+            if value not in get_args(known):
+                raise unknown_name(f"{name} of node {self.name!r}", value, get_args(known))
+
+    def _check_identity(self, channels: int) -> None:
+        if self.init == "identity" and self.filters != channels:
+            raise ConfigError(
+                f"node {self.name!r} is an identity on {channels} channels, so it has as many filters, not {self.filters}"
+            )
 
     def _options(self) -> dict[str, Any]:
         options = {"eps": self.eps, "init": self.init, "inverse_sqrt": self.inverse_sqrt}
@@ -47,6 +58,13 @@ class KernelNode(Node):
 
     def with_kernel(self, kernel: Kernel) -> KernelNode:
         return dataclasses.replace(self, kernel=kernel.spec())
+
+    def as_in(self, layer: KernelLayer) -> KernelNode:
+        """The node as its layer is now: bandwidths may have been trained, and options changed."""
+        trainable = layer.weight.requires_grad
+        return dataclasses.replace(
+            self.with_kernel(layer.kernel), eps=layer.eps, inverse_sqrt=layer.inverse_sqrt, trainable=trainable
+        )
 
     def with_filters(self, filters: int, shape: Shape) -> KernelNode:
         """The node with another number of filters; an identity layer on ``shape`` has as many as that has channels."""
@@ -60,13 +78,18 @@ class KernelNode(Node):
 class WindowNode(Node):
     """A window that slides over the image."""
 
+    #: a pooling window moves by its own size unless told otherwise, as in torch
+    stride_is_size: ClassVar[bool] = False
+
     kernel_size: Pair = field(default=(1, 1), kw_only=True)
-    stride: Pair = field(default=(1, 1), kw_only=True)
+    stride: Pair = field(default=None, kw_only=True)  # type: ignore[assignment]
     padding: Pair = field(default=(0, 0), kw_only=True)
     dilation: Pair = field(default=(1, 1), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.stride is None:
+            object.__setattr__(self, "stride", self.kernel_size if self.stride_is_size else (1, 1))
         for name in ("kernel_size", "stride", "padding", "dilation"):
             checked = pair(f"{name} of node {self.name!r}", getattr(self, name), least=int(name != "padding"))
             object.__setattr__(self, name, checked)
@@ -99,7 +122,17 @@ class Conv(WindowNode, KernelNode):
     groups: int = field(default=1, kw_only=True)
 
     def output_shape(self, *shapes: Shape) -> Shape:
-        return (self.filters, *self._output_size(only(self, shapes)))
+        size, channels = self._output_size(only(self, shapes)), shapes[0][0]
+        self._check_identity(channels)
+        if self.init == "identity" and (*self._geometry(), self.groups) != ((1, 1), (1, 1), (0, 0), (1, 1), 1):
+            raise ConfigError(
+                f"node {self.name!r} is an identity, so it has 1x1 filters, stride 1, no padding and one group"
+            )
+        if self.groups < 1 or channels % self.groups or self.filters % self.groups:
+            raise ConfigError(
+                f"node {self.name!r}: {self.groups} groups do not divide {channels} channels and {self.filters} filters"
+            )
+        return (self.filters, *size)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         options = {**self._geometry_options(), **self._options(), "groups": self.groups}
@@ -128,8 +161,18 @@ class Local(WindowNode, KernelNode):
 
     regions: Pair | None = field(default=None, kw_only=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.regions is not None:
+            object.__setattr__(self, "regions", pair(f"regions of node {self.name!r}", self.regions))
+
     def output_shape(self, *shapes: Shape) -> Shape:
-        return (self.filters, *self._output_size(only(self, shapes)))
+        size = self._output_size(only(self, shapes))
+        if self.regions is not None and (self.regions[0] > size[0] or self.regions[1] > size[1]):
+            raise ConfigError(
+                f"node {self.name!r} has {size} output positions, which {self.regions} regions cannot share out"
+            )
+        return (self.filters, *size)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         channels, *size = shapes[0]
@@ -157,7 +200,7 @@ class Dense(KernelNode):
     """Fully connected kernel layer: :class:`torchckn.nn.KernelLinear`. Flattens what it gets."""
 
     def output_shape(self, *shapes: Shape) -> Shape:
-        only(self, shapes)
+        self._check_identity(numel(only(self, shapes)))
         return (self.filters,)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:

@@ -36,6 +36,8 @@ class Node:
         Node._known[cls.__name__] = cls
 
     def __post_init__(self) -> None:
+        if isinstance(self.inputs, str):
+            object.__setattr__(self, "inputs", (self.inputs,))
         for attribute in dataclasses.fields(self):
             value = getattr(self, attribute.name)
             if isinstance(value, Kernel):

@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import ConfigError
 from ..exact import PairGrams
 from ..kernels import Kernel
-from ..nn.geometry import Pair
+from ..nn.geometry import Pair, pair
 from ..nn.layers import KernelSum
 from ..nn.normalize import Normalization
 from ..nn.pooling import GaussianPool2d
@@ -40,6 +40,7 @@ class AveragePool(WindowNode, _OnPositions):
     """``nn.AvgPool2d``. Without dilation."""
 
     is_linear_pooling: ClassVar[bool] = True
+    stride_is_size: ClassVar[bool] = True
 
     ceil_mode: bool = field(default=False, kw_only=True)
     count_include_pad: bool = field(default=True, kw_only=True)
@@ -62,6 +63,10 @@ class AdaptiveAveragePool(_OnPositions):
     is_linear_pooling: ClassVar[bool] = True
 
     output_size: Pair = field(default=(1, 1), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "output_size", pair(f"output_size of node {self.name!r}", self.output_size))
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         return nn.AdaptiveAvgPool2d(self.output_size)
@@ -106,6 +111,8 @@ class Pad(_OnPositions):
 @dataclass(frozen=True)
 class MaxPool(WindowNode, _OnPositions):
     """``nn.MaxPool2d``: kept as it is, for it has no counterpart among kernels, and no exact reading."""
+
+    stride_is_size: ClassVar[bool] = True
 
     ceil_mode: bool = field(default=False, kw_only=True)
 
@@ -195,6 +202,10 @@ class Whiten(Node):
 
     patch_size: Pair = field(default=(3, 3), kw_only=True)
     eps: float = field(default=1e-3, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "patch_size", pair(f"patch_size of node {self.name!r}", self.patch_size))
 
     def output_shape(self, *shapes: Shape) -> Shape:
         channels, *size = as_image(self, only(self, shapes))

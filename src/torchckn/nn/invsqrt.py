@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..errors import DataError, NumericalError, unknown_name
 
@@ -70,6 +71,8 @@ def inverse_sqrt(matrix: Tensor, method: Method = "auto", *, iters: int = 20, to
     _require_symmetric(matrix)
     symmetric = (matrix + matrix.mT) / 2
     if method == "newton":
+        if iters < 1:
+            raise DataError(f"iters expects at least one Newton iteration, came {iters!r}")
         return newton(symmetric, iters=iters, tol=tol).root
     return _METHODS[method](symmetric)
 
@@ -78,12 +81,15 @@ class _EighInverseSqrt(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(matrix.to(wide_dtype(matrix.device)))
-        _require_positive(values[..., 0], matrix)
+        # An eigenvalue below the rounding of the largest is noise, whatever its sign.
+        noise = matrix.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].abs()
+        _require_positive(values[..., :1] - noise, matrix)
         scales = values.sqrt()  # s
         ctx.save_for_backward(scales, vectors)
         return ((vectors / scales[..., None, :]) @ vectors.mT).to(matrix.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         scales, vectors = ctx.saved_tensors
         return lyapunov_gradient(scales, vectors, grad)
@@ -106,6 +112,7 @@ class _KnownRoot(torch.autograd.Function):
         return root.view_as(root)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (root,) = ctx.saved_tensors
         inverse_scales, vectors = torch.linalg.eigh(root.to(wide_dtype(root.device)))
@@ -189,10 +196,11 @@ def _require_symmetric(matrix: Tensor) -> None:
     largest = detached.abs().max()
     if not torch.isfinite(largest):
         raise NumericalError(
-            "inverse_sqrt expects finite entries, came NaN or infinity; look at the filters: a training step that was too "
-            "large is the usual cause"
+            "inverse_sqrt expects finite entries, came NaN or infinity; look at the filters and the bandwidth: a training step "
+            "that was too large is the usual cause"
         )
-    gap = (detached - detached.mT).abs().max() / largest
+    own_scale = detached.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
+    gap = ((detached - detached.mT).abs() / own_scale).max()
     tolerance = 1e-3 if matrix.dtype in (torch.float16, torch.bfloat16) else 1e-5
     if gap > tolerance:
         raise NumericalError(

@@ -53,14 +53,14 @@ class KernelLayer(nn.Module):
         self.kernel = RBFSphere(0.6) if kernel is None else kernel
         if not isinstance(self.kernel, Kernel):
             raise ConfigError(f"kernel expects an object such as torchckn.kernels.RBFSphere(0.6), came {kernel!r}")
-        if not eps >= 0:
+        if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
             raise ConfigError(f"eps expects a number >= 0, came {eps!r}; the paper uses 1e-3")
         if init not in get_args(Init):
             raise unknown_name("init", init, get_args(Init))
         if inverse_sqrt not in get_args(Method):
             raise unknown_name("inverse square root method", inverse_sqrt, get_args(Method))
-        if min(shape) < 1:
-            raise ConfigError(f"{type(self).__name__} expects sizes of at least 1, came filters of shape {shape}")
+        if not all(isinstance(n, int) and n >= 1 for n in shape):
+            raise ConfigError(f"{type(self).__name__} expects whole sizes of at least 1, came filters of shape {shape}")
         self.eps = float(eps)
         self.init = init
         self.inverse_sqrt = inverse_sqrt
@@ -83,8 +83,12 @@ class KernelLayer(nn.Module):
     def normalize_(self) -> KernelLayer:
         """Bring every filter back to the unit sphere, in place; an all-zero filter has no direction and is an error."""
         norms = torch.linalg.vector_norm(self.weight.flatten(-self._filter_dims), dim=-1)
-        if not bool((norms > 0).all()):
-            raise NumericalError("a filter is all zero or NaN and cannot be put on the sphere; set it to something else")
+        if norms.is_meta:
+            return self
+        if not bool(((norms > 0) & norms.isfinite()).all()):
+            raise NumericalError(
+                "a filter is all zero or not finite and cannot be put on the sphere; set it to something else"
+            )
         self.weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
         return self
 
@@ -114,12 +118,13 @@ class KernelLayer(nn.Module):
         inputs = (self.weight, *self.kernel.parameters())
         if torch.is_grad_enabled() and any(p.requires_grad for p in inputs):
             root = known_inverse_sqrt(filter_gram(weight.to(root.dtype), self.kernel, self.eps), root)
-        return root.to(weight.dtype)
+        return root.to(weight.dtype, copy=True)
 
     @torch.inference_mode(False)  # a tensor made in inference mode could not be used outside of it
     @torch.no_grad()
     def _remembered_root(self, weight: Tensor) -> Tensor:
-        settings = (self.kernel.spec(), self.eps, self.inverse_sqrt)
+        attributes = sorted((k, v) for k, v in vars(self.kernel).items() if isinstance(v, (int, float, str)))
+        settings = (type(self.kernel), attributes, self.eps, self.inverse_sqrt)
         tensors = [weight, *self.kernel.parameters(), *self.kernel.buffers()]
         # Values are compared, not version counters: those do not see edits through `.data`.
         if self._memory is None or self._memory[0] != settings or not _all_equal(self._memory[1], tensors):
@@ -185,6 +190,10 @@ class KernelConv2d(KernelLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         sizes = pair("kernel_size", kernel_size)
+        if not all(isinstance(n, int) and n >= 1 for n in (in_channels, filters)):
+            raise ConfigError(
+                f"KernelConv2d expects whole sizes of at least 1, came {in_channels!r} channels, {filters!r} filters"
+            )
         if not isinstance(groups, int) or groups < 1 or in_channels % groups or filters % groups:
             raise ConfigError(
                 f"groups expects a whole number that divides in_channels ({in_channels}) and filters ({filters}), came {groups!r}"
@@ -202,7 +211,7 @@ class KernelConv2d(KernelLayer):
             geometry = (sizes, self.stride, self.padding, groups)
             if filters != in_channels or geometry != ((1, 1), (1, 1), (0, 0), 1):
                 raise ConfigError(
-                    "init='identity' expects as many filters as input channels, kernel_size 1, stride 1, padding 0 and one group, "
+                    "init='identity' expects as many filters as input channels, kernel_size 1, stride 1, padding 0, one group, "
                     f"came {filters} filters on {in_channels} channels, kernel_size {sizes}, stride {self.stride}, "
                     f"padding {self.padding}, {groups} groups"
                 )

@@ -9,7 +9,7 @@ Paper: section 3.1, "Overall formulation"; section 5.1 for the scaling s of the 
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,11 @@ from ..summary import Summary, SummaryRow
 from .functional import check_finite
 from .layers import KernelConv2d, KernelLayer, require_same_type
 
+if TYPE_CHECKING:
+    from ..translate.report import Report
+
 Centring = Literal["image", "feature", "none"]
+Weights = Literal["nystrom", "random-features"]
 
 
 class FeatureScaling(nn.Module):
@@ -113,6 +117,7 @@ class CKN(nn.Module):
         graph: what the network is made of.
         classes: how many scores the head gives.
         centring: see :class:`FeatureScaling`.
+        weights: ``"random-features"`` makes the layers of fixed Gaussian weights instead, whose mean kernel is the same.
         generator: for the random filters and head.
 
     Example:
@@ -128,12 +133,22 @@ class CKN(nn.Module):
         classes: int = 10,
         centring: Centring = "image",
         *,
+        weights: Weights = "nystrom",
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(graph, Graph):
+            raise ConfigError(
+                f"CKN expects a torchckn.Graph, came {type(graph).__name__}; translate(net) makes one from a ConvNet"
+            )
+        if weights not in get_args(Weights):
+            raise unknown_name("weights", weights, get_args(Weights))
         self.graph = graph
+        self.weights = weights
+        #: what became of each operation of the ConvNet that this network was translated from, if it was
+        self.report: Report | None = None
         self.layers = nn.ModuleDict()
         #: nodes whose work is done inside the layer before them: linear pooling, which goes before a projection
         self.absorbed: dict[str, str] = {}
@@ -147,7 +162,8 @@ class CKN(nn.Module):
                 self.absorbed[node.name] = before
             else:
                 factory: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
-                self.layers[node.name] = node.module(*shapes, **factory)
+                build = node.module if weights == "nystrom" else node.random_features
+                self.layers[node.name] = build(*shapes, **factory)
         self.scaling = FeatureScaling(graph.features, centring, device, dtype)
         self.head = _linear_head(graph.features, classes, generator, device, dtype)
 
@@ -163,15 +179,27 @@ class CKN(nn.Module):
             )
         require_same_type("this network", x, self.head.weight)
         check_finite(x)
+        return self._run(x)[0].flatten(1)
+
+    def inputs_of(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
+        """What the layer called ``name`` gets when the network sees ``x``."""
+        if name not in self.layers:
+            raise unknown_name("layer", name, self.layers)
+        return self._run(x, before=name)
+
+    def _run(self, x: Tensor, before: str | None = None) -> tuple[Tensor, ...]:
+        """The output of the last node, or the inputs of the node called ``before``."""
         values = {self.graph.input: x}
         last_use = {name: node.name for node in self.graph.nodes for name in node.inputs}
         for node in self.graph.nodes:
             inputs = [values[name] for name in node.inputs]
+            if node.name == before:
+                return tuple(inputs)
             values[node.name] = inputs[0] if node.name in self.absorbed else self.layers[node.name](*inputs)
             for name in node.inputs:
                 if last_use[name] == node.name:
                     values.pop(name, None)  # free as soon as may be
-        return values[self.graph.output].flatten(1)
+        return (values[self.graph.output],)
 
     def kernel_layers(self) -> dict[str, KernelLayer]:
         """The layers that have filters, by name, in the order of computation."""
@@ -184,10 +212,11 @@ class CKN(nn.Module):
         return self
 
     def current_graph(self) -> Graph:
-        """The graph with the bandwidths as they are now, where these have been trained."""
+        """The graph as the network is now: with trained bandwidths, and options that were changed on its layers."""
         layers = self.kernel_layers()
         nodes = [
-            node.with_kernel(layers[node.name].kernel) if isinstance(node, KernelNode) else node for node in self.graph.nodes
+            node.as_in(layers[node.name]) if isinstance(node, KernelNode) and node.name in layers else node
+            for node in self.graph.nodes
         ]
         return Graph(self.graph.input_shape, nodes)
 
@@ -209,5 +238,6 @@ class CKN(nn.Module):
                 )
             )
         size = sum(p.numel() for p in self.head.parameters())
-        rows.append(SummaryRow("head", "linear classifier", "", None, (self.head.out_features,), size, size))
+        trained = sum(p.numel() for p in self.head.parameters() if p.requires_grad)
+        rows.append(SummaryRow("head", "linear classifier", "", None, (self.head.out_features,), size, trained))
         return Summary(rows)

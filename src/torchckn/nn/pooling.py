@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
-from .geometry import conv_output_size, pair
+from .geometry import conv_output_size
 
 
 class GaussianPool2d(nn.Module):
@@ -26,14 +26,21 @@ class GaussianPool2d(nn.Module):
         self, stride: int, sigma: float | None = None, kernel_size: int | None = None, padding: int | None = None
     ) -> None:
         super().__init__()
-        self.stride = pair("stride", stride)[0]
+        for name, number in (("stride", stride), ("kernel_size", kernel_size), ("padding", padding)):
+            if number is not None and (not isinstance(number, int) or number < (name != "padding")):
+                raise ConfigError(
+                    f"GaussianPool2d expects one whole number as {name}, the same for both axes, came {number!r}"
+                )
+        self.stride = stride
         self.sigma = self.stride / 2**0.5 if sigma is None else float(sigma)
         if not self.sigma > 0:
             raise ConfigError(f"GaussianPool2d expects a positive sigma, came {sigma!r}")
-        self.kernel_size = 2 * self.stride + 1 if kernel_size is None else pair("kernel_size", kernel_size)[0]
-        self.padding = (self.kernel_size - 1) // 2 if padding is None else pair("padding", padding, least=0)[0]
+        self.kernel_size = 2 * stride + 1 if kernel_size is None else kernel_size
+        self.padding = (self.kernel_size - 1) // 2 if padding is None else padding
 
     def forward(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise DataError(f"GaussianPool2d expects real numbers, came {x.dtype}; use x.float()")
         rows, columns = (self.matrix(n).to(x) for n in x.shape[-2:])
         return torch.einsum("ph,...hw,qw->...pq", rows, x, columns)
 
@@ -44,24 +51,27 @@ class GaussianPool2d(nn.Module):
             raise DataError(f"GaussianPool2d expects at least {self.kernel_size - 2 * self.padding} pixels, came {size}")
         first = torch.arange(kept)[:, None] * self.stride - self.padding
         offset = torch.arange(size) - first  # where each position lies in each window
-        centred = offset - (self.kernel_size - 1) / 2
-        weights = torch.exp(-(centred.double() ** 2) / (2 * self.sigma**2))
         window = torch.arange(self.kernel_size, dtype=torch.float64) - (self.kernel_size - 1) / 2
-        weights = weights / torch.exp(-(window**2) / (2 * self.sigma**2)).sum()
-        return weights.masked_fill((offset < 0) | (offset >= self.kernel_size), 0.0)
+        weights = torch.softmax(-(window**2) / (2 * self.sigma**2), 0)
+        inside = (offset >= 0) & (offset < self.kernel_size)
+        return weights[offset.clamp(0, self.kernel_size - 1)].masked_fill(~inside, 0.0)
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}, sigma={self.sigma:.3g}, kernel_size={self.kernel_size}, padding={self.padding}"
 
 
-_NOT_LINEAR = (nn.MaxPool2d, nn.AdaptiveMaxPool2d, nn.FractionalMaxPool2d, nn.LPPool2d)
+#: what torch has that is linear and acts on positions, the same for every channel
+_LINEAR = (nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ZeroPad2d, nn.Identity)
 
 
 def require_linear(pool: nn.Module | None) -> nn.Module | None:
-    """``pool``, unless it is known not to be linear: then it cannot change places with the projection."""
+    """``pool``, unless torch is known not to mean it linearly: then it cannot change places with the projection."""
     if pool is not None and not isinstance(pool, nn.Module):
         raise ConfigError(f"pool expects a module such as nn.AvgPool2d(2), or None, came {pool!r}")
-    if isinstance(pool, _NOT_LINEAR):
+    if isinstance(pool, nn.Sequential):
+        for part in pool:
+            require_linear(part)
+    elif pool is not None and type(pool).__module__.startswith("torch.nn") and not isinstance(pool, _LINEAR):
         raise ConfigError(
             f"pool expects a linear pooling such as nn.AvgPool2d or GaussianPool2d, came {type(pool).__name__}; "
             "put it after the layer, as a module of its own"

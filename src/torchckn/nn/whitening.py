@@ -16,34 +16,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from .functional import check_finite
 from .geometry import Pair, pair
-from .invsqrt import inverse_sqrt
+from .invsqrt import inverse_sqrt, wide_dtype
 from .layers import require_images
 
 
-def whiten(images: Tensor, patch_size: Pair = (3, 3), eps: float = 1e-3) -> Tensor:
+def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3) -> Tensor:
     """Images (N, C, H, W) -> their whitened patches (N, C kh kw, H, W); an all-zero image stays zero.
 
     Batched, differentiable, and in the dtype of the images; the root is computed in float64.
     """
-    n, channels, height, width = images.shape
-    rows, columns = patch_size
+    if images.ndim != 4 or not images.is_floating_point():
+        raise DataError(f"whiten expects real images (N, C, H, W), came {tuple(images.shape)} of {images.dtype}")
+    _, channels, height, width = images.shape
+    rows, columns = patch_size = pair("patch_size", patch_size)
     # An even window has no middle: it reaches one pixel further up and to the left.
     around = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
     patches = F.unfold(F.pad(images, around), patch_size)  # (N, C kh kw, H W)
-    by_channel = patches.view(n, channels, rows * columns, height * width)
-    patches = (by_channel - by_channel.mean(2, keepdim=True)).view_as(patches)
+    by_channel = patches.unflatten(1, (channels, rows * columns))
+    patches = (by_channel - by_channel.mean(2, keepdim=True)).flatten(1, 2)
     patches = patches - patches.mean(2, keepdim=True)
-    covariance = patches @ patches.mT / patches.shape[2]  # (N, s, s)
+    # float64, for the directions that the means took out differ from zero by rounding only
+    wide = patches.to(wide_dtype(images.device))
+    covariance = wide @ wide.mT / patches.shape[2]  # (N, s, s)
     check_finite(covariance)
     rank = max(1, channels * (rows * columns - 1))
     spread = covariance.diagonal(dim1=1, dim2=2).sum(1) / rank
     ridge = (eps * spread).clamp(min=torch.finfo(images.dtype).tiny)
-    identity = torch.eye(patches.shape[1], dtype=images.dtype, device=images.device)
-    root = inverse_sqrt(covariance + ridge[:, None, None] * identity, "eigh")
-    return (root @ patches).view(n, -1, height, width)
+    identity = torch.eye(patches.shape[1], dtype=wide.dtype, device=images.device)
+    root = inverse_sqrt(covariance + ridge[:, None, None] * identity, "eigh").to(images.dtype)
+    return (root @ patches).unflatten(2, (height, width))
 
 
 class Whitening(nn.Module):

@@ -22,15 +22,18 @@ class AlexNet(ConvNet):
     ) -> None:
         super().__init__(filters)
         w = self.width
-        normalise = [nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=2.0)] if lrn else []
+
+        def normalise() -> list[nn.Module]:
+            return [nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=2.0)] if lrn else []
+
         self.layers = nn.Sequential(
             nn.Conv2d(3, w(96), 11, stride=4, bias=bias),
             nn.ReLU(),
-            *normalise,
+            *normalise(),
             nn.MaxPool2d(3, 2),
             nn.Conv2d(w(96), w(256), 5, padding=2, groups=groups, bias=bias),
             nn.ReLU(),
-            *normalise,
+            *normalise(),
             nn.MaxPool2d(3, 2),
             nn.Conv2d(w(256), w(384), 3, padding=1, bias=bias),
             nn.ReLU(),

@@ -7,6 +7,7 @@ LeNet-5's last layer is linear here, not the radial basis functions of 1998.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Literal
 
 from torch import nn
@@ -39,7 +40,9 @@ class _LeNet(ConvNet):
 
     scheme: tuple[str, ...]
 
-    def _convolutions(self, widths: tuple[int, int], padding: int, bias: bool, connections: Connections) -> list[nn.Module]:
+    def _convolutions(
+        self, widths: tuple[int, int], padding: int, bias: bool, connections: Connections
+    ) -> dict[str, nn.Module]:
         if connections not in ("complete", "incomplete"):
             raise unknown_name("connection scheme", connections, ("complete", "incomplete"))
         if connections == "incomplete" and self.filters is not None:
@@ -49,17 +52,17 @@ class _LeNet(ConvNet):
         first, second = (self.width(w) for w in widths)
         scheme = list(zip(*([int(c) for c in row.split()] for row in self.scheme), strict=True))
         incomplete = connections == "incomplete"
-        return [
-            nn.Conv2d(1, first, 5, padding=padding, bias=bias),
-            nn.AvgPool2d(2),
-            ChannelScale(first, bias),
-            ScaledTanh(),
-            MaskedConv2d(scheme, 5, bias=bias) if incomplete else nn.Conv2d(first, second, 5, bias=bias),
-            nn.AvgPool2d(2),
-            ChannelScale(second, bias),
-            ScaledTanh(),
-            nn.Flatten(),
-        ]
+        return {
+            "conv1": nn.Conv2d(1, first, 5, padding=padding, bias=bias),
+            "pool1": nn.AvgPool2d(2),
+            "scale1": ChannelScale(first, bias),
+            "tanh1": ScaledTanh(),
+            "conv2": MaskedConv2d(scheme, 5, bias=bias) if incomplete else nn.Conv2d(first, second, 5, bias=bias),
+            "pool2": nn.AvgPool2d(2),
+            "scale2": ChannelScale(second, bias),
+            "tanh2": ScaledTanh(),
+            "flatten": nn.Flatten(),
+        }
 
 
 class LeNet1(_LeNet):
@@ -78,7 +81,8 @@ class LeNet1(_LeNet):
     ) -> None:
         super().__init__(filters)
         convolutions = self._convolutions((4, 12), 0, bias, connections)
-        self.layers = nn.Sequential(*convolutions, nn.Linear(self.width(12) * 4 * 4, classes, bias=bias))
+        head = {"head": nn.Linear(self.width(12) * 4 * 4, classes, bias=bias)}
+        self.layers = nn.Sequential(OrderedDict(convolutions | head))
 
 
 class LeNet5(_LeNet):
@@ -103,11 +107,11 @@ class LeNet5(_LeNet):
         super().__init__(filters)
         self.input_shape = (1, 32 - 2 * padding, 32 - 2 * padding)  # type: ignore[misc]
         widths = self.width(16) * 5 * 5, self.width(120), self.width(84)
-        self.layers = nn.Sequential(
-            *self._convolutions((6, 16), padding, bias, connections),
-            nn.Linear(widths[0], widths[1], bias=bias),
-            ScaledTanh(),
-            nn.Linear(widths[1], widths[2], bias=bias),
-            ScaledTanh(),
-            nn.Linear(widths[2], classes, bias=bias),
-        )
+        dense: dict[str, nn.Module] = {
+            "dense1": nn.Linear(widths[0], widths[1], bias=bias),
+            "tanh3": ScaledTanh(),
+            "dense2": nn.Linear(widths[1], widths[2], bias=bias),
+            "tanh4": ScaledTanh(),
+            "head": nn.Linear(widths[2], classes, bias=bias),
+        }
+        self.layers = nn.Sequential(OrderedDict(self._convolutions((6, 16), padding, bias, connections) | dense))

@@ -1,0 +1,77 @@
+"""One way to go through data, whatever form they come in: tensors, a pair, a ``Dataset`` or a ``DataLoader``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from ..errors import DataError
+
+Data = Tensor | tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+
+
+def batches(
+    data: Any, batch_size: int = 256, *, labels: bool = False, generator: torch.Generator | None = None
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Batches (images, labels) of ``data``; in random order with a generator, else in the order they are in.
+
+    Args:
+        data: images (N, C, H, W); a pair (images, labels) of tensors or arrays; a ``Dataset`` of such pairs or of images;
+            or a ``DataLoader``, whose own batches and order are taken as they are.
+        labels: whether there must be labels.
+    """
+    if isinstance(data, (DataLoader, IterableDataset)):
+        loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size)
+        for batch in loader:
+            yield _checked(batch, labels)
+        return
+    if isinstance(data, Dataset):
+        if not isinstance(data, Sized):
+            raise DataError(f"a dataset must say how long it is, which {type(data).__name__} does not")
+        for index in _indices(len(data), batch_size, generator):
+            yield _checked(default_collate([data[int(i)] for i in index]), labels)
+        return
+    images, targets = _checked(data, labels)
+    for index in _indices(len(images), batch_size, generator):
+        yield images[index], None if targets is None else targets[index]
+
+
+def size_of(data: Any) -> int | None:
+    """How many images there are, where that can be told."""
+    if isinstance(data, DataLoader):
+        data = data.dataset
+    if isinstance(data, (tuple, list)) and data:
+        data = data[0]
+    return len(data) if isinstance(data, Sized) else None
+
+
+def _indices(n: int, batch_size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+    if batch_size < 1:
+        raise DataError(f"batch_size expects a whole number of at least 1, came {batch_size!r}")
+    order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
+    return iter(order.split(batch_size)) if n else iter(())
+
+
+def _checked(batch: Any, need_labels: bool) -> tuple[Tensor, Tensor | None]:
+    if isinstance(batch, (Tensor, np.ndarray)):
+        images, labels = batch, None
+    elif isinstance(batch, (tuple, list)) and len(batch) == 2:
+        images, labels = batch
+    else:
+        raise DataError(
+            f"data expects images (N, C, H, W), a pair (images, labels), a Dataset or a DataLoader, came {type(batch).__name__}"
+        )
+    images = torch.as_tensor(images)
+    labels = None if labels is None else torch.as_tensor(labels)
+    if images.ndim != 4:
+        raise DataError(f"data expects images (N, C, H, W), came shape {tuple(images.shape)}; grey images need a channel")
+    if need_labels and labels is None:
+        raise DataError("labels are needed here: pass a pair (images, labels), or a Dataset or DataLoader of such pairs")
+    if labels is not None and len(labels) != len(images):
+        raise DataError(f"data expects a label for each image, came {len(images)} images and {len(labels)} labels")
+    return images, labels

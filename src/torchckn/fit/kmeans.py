@@ -1,0 +1,114 @@
+r"""Spherical k-means: directions that a set of unit vectors gathers around.
+
+.. math:: \max_{c_1, \dots, c_k \in S} \; \frac1n \sum_{i=1}^n \max_j \langle x_i, c_j \rangle
+
+Paper: section 3.1 ("Approximating the kernels") and Algorithm 2: how the filters of a layer are chosen without labels. Lloyd's
+algorithm with k-means++ seeding; the best of several restarts counts. Read next: :mod:`torchckn.fit.filters`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DataError
+
+
+class KMeansResult(NamedTuple):
+    centroids: Tensor
+    """(k, s), unit rows"""
+    objective: float
+    """the mean cosine between points and their nearest centroids: larger is better"""
+    iterations: int
+    """of the restart that was best"""
+
+
+def spherical_kmeans(
+    points: Tensor,
+    k: int,
+    *,
+    restarts: int = 1,
+    iterations: int = 100,
+    tol: float = 1e-5,
+    generator: torch.Generator | None = None,
+    chunk: int = 2**22,
+) -> KMeansResult:
+    """Cluster the directions of ``points`` (n, s); on the device and in the dtype of the points.
+
+    Args:
+        restarts: how many times to start anew; the best result is taken.
+        iterations: the most rounds of Lloyd's algorithm a restart.
+        tol: stop when the objective gains less than this.
+        generator: decides everything that is random.
+        chunk: how many cosines to hold at a time, which bounds the memory.
+    """
+    if points.ndim != 2 or not points.is_floating_point():
+        raise DataError(
+            f"spherical_kmeans expects points (n, s) of real numbers, came {tuple(points.shape)} of {points.dtype}"
+        )
+    if not 1 <= k <= len(points):
+        raise ConfigError(
+            f"spherical_kmeans expects between 1 and {len(points)} centroids for {len(points)} points, came {k}"
+        )
+    if restarts < 1 or iterations < 1:
+        raise ConfigError(
+            f"spherical_kmeans expects restarts and iterations of at least 1, came {restarts} and {iterations}"
+        )
+    norms = torch.linalg.vector_norm(points, dim=1, keepdim=True)
+    if not bool((norms > 0).all()) or not bool(torch.isfinite(norms).all()):
+        raise DataError("spherical_kmeans expects points with a direction, came some that are zero or not finite")
+    points = points / norms
+    rows = max(1, chunk // k)
+    runs = (_lloyd(points, _seed(points, k, generator), iterations, tol, rows) for _ in range(restarts))
+    return max(runs, key=lambda result: result.objective)
+
+
+def _seed(points: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
+    """k-means++: each next centroid is a point drawn with probability proportional to 1 - its nearest cosine.
+
+    Of several candidates the one is taken that leaves the least: a greedy step that costs little and helps a lot.
+    """
+    candidates = 2 + int(torch.tensor(float(k)).log().item())
+    first = int(torch.randint(len(points), (1,), generator=generator))
+    chosen = [first]
+    distance = (1 - points @ points[first]).clamp_(min=0)
+    for _ in range(k - 1):
+        weights = distance.double().cpu()
+        if float(weights.sum()) <= 0:  # fewer different directions than centroids
+            weights = torch.ones_like(weights)
+        drawn = torch.multinomial(weights, candidates, replacement=True, generator=generator).to(points.device)
+        left = torch.minimum(distance[:, None], (1 - points @ points[drawn].T).clamp_(min=0))  # (n, candidates)
+        best = int(left.sum(0).argmin())
+        distance = left[:, best].contiguous()
+        chosen.append(int(drawn[best]))
+    return points[chosen].clone()
+
+
+def _lloyd(points: Tensor, centroids: Tensor, iterations: int, tol: float, rows: int) -> KMeansResult:
+    before, done = -2.0, 0
+    while True:
+        cosines, nearest = _assign(points, centroids, rows)
+        objective = float(cosines.double().mean())
+        if done == iterations or objective - before < tol:
+            return KMeansResult(centroids, objective, done)
+        before, done = objective, done + 1
+        centroids = _update(points, centroids, cosines, nearest)
+
+
+def _assign(points: Tensor, centroids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    parts = [(some @ centroids.T).max(1) for some in points.split(rows)]
+    return torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts])
+
+
+def _update(points: Tensor, centroids: Tensor, cosines: Tensor, nearest: Tensor) -> Tensor:
+    sums = torch.zeros_like(centroids).index_add_(0, nearest, points)
+    counts = torch.bincount(nearest, minlength=len(centroids))
+    norms = torch.linalg.vector_norm(sums, dim=1)
+    empty = (counts == 0) | (norms <= torch.finfo(points.dtype).eps)
+    if bool(empty.any()):  # an empty cluster goes to the points that are worst off
+        worst = cosines.argsort()[: int(empty.sum())]
+        sums[empty] = points[worst]
+        norms[empty] = 1
+    return sums / norms[:, None]

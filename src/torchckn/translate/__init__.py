@@ -1,0 +1,200 @@
+"""ConvNet in, kernel network out: the translation of section 3 of the paper, for any traceable PyTorch module.
+
+``trace.py`` follows an image through the network, ``rules.py`` has the correspondence operation by operation, ``builder.py``
+what rules work with, ``report.py`` and ``drawing.py`` say what became of what. Read next: :mod:`torchckn.fit`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError, TranslationError, unknown_name
+from ..graph import Dense, Graph
+from ..kernels import Kernel
+from ..nn.invsqrt import Method
+from ..nn.layers import Init
+from ..nn.network import CKN, Centring, Weights
+from .builder import Builder, Policy, Step, Value, rule_module
+from .report import Report, Row
+from .rules import RULES, reason_against, rule
+from .trace import Operation, Trace, trace
+
+__all__ = ["Report", "Row", "Step", "Value", "rule", "translate"]
+
+
+def translate(
+    net: nn.Module,
+    input_shape: Sequence[int] | None = None,
+    kernel: Literal["match"] | Kernel = "match",
+    *,
+    strict: bool = False,
+    classes: int | None = None,
+    eps: float = 1e-3,
+    init: Init = "kmeans",
+    inverse_sqrt: Method = "auto",
+    centring: Centring = "image",
+    weights: Weights = "nystrom",
+    generator: torch.Generator | None = None,
+) -> CKN:
+    """The kernel counterpart of a ConvNet, with random filters yet; ``ckn.report`` says what became of each operation.
+
+    Args:
+        net: any module that ``torch.fx`` can trace. It is left untouched; its dtype and device carry over.
+        input_shape: (channels, height, width); may be left out for networks of the zoo, which know theirs.
+        kernel: ``"match"``: each activation's own kernel; or one kernel for all nonlinear layers, such as
+            ``RBFSphere(0.6)``, the choice of the paper's experiments.
+        strict: refuse a network of which anything would be translated inexactly or be lost, and list all of it.
+        classes: how many scores the head gives; by default as many numbers as the network gives.
+        eps, init, inverse_sqrt: of every layer; see :class:`torchckn.nn.KernelConv2d`.
+        centring: of the features; see :class:`torchckn.nn.network.FeatureScaling`.
+        weights: ``"random-features"`` gives the finite ConvNet with Gaussian weights whose kernel the CKN approximates.
+        generator: for the random filters.
+
+    Example:
+        >>> from torchckn import translate, zoo
+        >>> ckn = translate(zoo.build("lenet5", filters=8, bias=False))
+        >>> ckn(torch.rand(2, 1, 32, 32)).shape
+        torch.Size([2, 10])
+        >>> ckn.report.rows[0].label
+        'layers_conv1: convolution 5x5, 8 filters, Linear()'
+    """
+    if not isinstance(net, nn.Module):
+        raise ConfigError(
+            f"translate expects a torch.nn.Module, came {type(net).__name__}; zoo.build(name) makes one by name"
+        )
+    shape = _checked_shape(net, input_shape)
+    if isinstance(kernel, str) and kernel != "match":
+        raise unknown_name("kernel", kernel, ["match"], "Or pass a kernel, such as torchckn.kernels.RBFSphere(0.6).")
+    if not isinstance(kernel, (str, Kernel)):
+        raise ConfigError(f"kernel expects 'match' or a kernel such as RBFSphere(0.6), came {kernel!r}")
+
+    builder = Builder(Policy(kernel if isinstance(kernel, Kernel) else None, _layer_options(eps, init, inverse_sqrt)))
+    traced = trace(net, shape, lambda module: rule_module(module, RULES) is not None)
+    values = _walk(traced, shape, builder)
+    found = _head(traced, values, builder, classes)
+    report = Report(type(net).__name__, builder.finished_rows())
+    if strict:
+        _refuse_what_is_lost(report)
+    if not builder.nodes:
+        raise TranslationError(f"{type(net).__name__} has no layer before its classifier: there is nothing to translate")
+    example = next((t for t in (*net.parameters(), *net.buffers()) if t.is_floating_point()), torch.zeros(()))
+    ckn = CKN(
+        Graph(shape, builder.nodes),
+        found,
+        centring,
+        weights=weights,
+        generator=generator,
+        device=example.device,
+        dtype=example.dtype,
+    )
+    ckn.report = report
+    return ckn.train(net.training)
+
+
+translate.rule = rule  # type: ignore[attr-defined]
+
+
+def _checked_shape(net: nn.Module, input_shape: Sequence[int] | None) -> tuple[int, int, int]:
+    shape = getattr(net, "input_shape", None) if input_shape is None else input_shape
+    if shape is None:
+        raise ConfigError("translate expects input_shape=(channels, height, width), the shape of one image")
+    numbers = tuple(shape)
+    if len(numbers) != 3 or not all(isinstance(n, int) and n > 0 for n in numbers):
+        raise ConfigError(f"input_shape expects (channels, height, width) of one image, without the batch, came {shape!r}")
+    return numbers
+
+
+def _layer_options(eps: float, init: Init, inverse_sqrt: Method) -> dict[str, object]:
+    if init == "identity":
+        raise ConfigError("init='identity' is for single layers; translate takes 'kmeans', 'sample' or 'random'")
+    return {"eps": eps, "init": init, "inverse_sqrt": inverse_sqrt}
+
+
+def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, Value]:
+    """Apply the rules in the order of computation."""
+    builder.shapes[Graph.input] = shape
+    values = {traced.input.name: Value(Graph.input, shape)}
+    for operation in traced.operations:
+        depends = _depends_on(operation, values)
+        if operation.key is None or (not operation.is_tensor and not depends):
+            continue  # the input, parameters, and arithmetic with sizes
+        if _is_bookkeeping(operation):
+            continue
+        if not depends:
+            continue  # a computation with parameters alone, such as a weight times a mask
+        step = Step(builder, operation, values)
+        key = rule_module(operation.module, RULES) if operation.module is not None else operation.key
+        if key not in RULES:
+            raise step.refuse(*reason_against(operation))
+        if not operation.is_tensor:
+            raise step.refuse("it does not give one tensor", "Give it a module of its own and register a rule for that.")
+        value = RULES[key](step)
+        # What several operations read must be there by itself: it cannot merge with one of them.
+        readers = [user for user in operation.users if user.is_tensor and not _is_bookkeeping(user)]
+        values[operation.name] = builder.settle(value) if len(readers) > 1 else value
+    return values
+
+
+def _depends_on(operation: Operation, values: dict[str, Value]) -> bool:
+    return bool(Step(Builder(Policy()), operation, values).inputs)
+
+
+def _is_bookkeeping(operation: Operation) -> bool:
+    """Whether it only asks for sizes: ``x.size(0)``, ``x.shape[0]``."""
+    return (not operation.is_tensor and operation.key in ("size", "dim", getattr, len)) or (
+        not operation.is_tensor
+        and isinstance(operation.value, (int, float, torch.Size, tuple, torch.dtype, torch.device))
+        and not any(isinstance(v, torch.Tensor) for v in (operation.value if isinstance(operation.value, tuple) else ()))
+    )
+
+
+def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: int | None) -> int:
+    """Make the last linear layer the head, or report that one is added; returns the number of classes."""
+    output = traced.output
+    if not isinstance(output, Operation) or output.name not in values:
+        raise TranslationError(
+            f"translate expects a network that gives one tensor of scores, came {type(output).__name__}; "
+            "wrap it in a module that returns the scores only"
+        )
+    last = values[output.name]
+    if isinstance(last.pending, Dense):
+        name = last.pending.name
+        row = next(i for i, row in enumerate(builder.rows) if row.layer == name)
+        why = "the last linear layer is the classifier, trained on the features"
+        builder.rows[row] = dataclasses.replace(
+            builder.rows[row], layer="head", label="head: linear", why=why, correspondence="kept"
+        )
+        # The head has a bias, so the one that was there is not lost.
+        builder.rows = [
+            r for r in builder.rows if not (r.operation == "bias" and r.source == f"{builder.rows[row].source}.bias")
+        ]
+        if last.pending.inputs == (Graph.input,):
+            builder.nodes.clear()
+        return last.pending.filters if classes is None else classes
+    settled = builder.settle(last)
+    if classes is None:
+        if len(output.shape) != 1:
+            raise TranslationError(
+                f"the network gives {output.shape} for each image and ends without a linear layer, so how many classes "
+                "there are cannot be seen; pass classes=..."
+            )
+        classes = output.shape[0]
+    why = "the network ends without a linear layer; one is added, as the paper adds one to All-CNN-C"
+    builder.rows.append(Row("", "", "head", "head: linear", (classes,), "kept", why, True, (output.source,)))
+    assert settled.node
+    return classes
+
+
+def _refuse_what_is_lost(report: Report) -> None:
+    lost = [row for row in report.rows if not row.faithful]
+    if lost:
+        lines = "".join(f"\n  {row.source} ({row.operation}): {row.correspondence}, {row.why}" for row in lost)
+        raise TranslationError(
+            f"strict=True refuses {report.network}, of which {len(lost)} operations have no exact counterpart:{lines}\n"
+            "Change them, or leave strict out and read the report."
+        )

@@ -1,0 +1,374 @@
+"""The correspondence between ConvNets and CKNs, one small function a rule.
+
+Paper: table 1 and section 3.2; principles for what the table leaves open are in each rule's words. A rule is registered for
+module classes, functions and names of tensor methods alike, gets a :class:`~torchckn.translate.builder.Step` and returns
+the :class:`~torchckn.translate.builder.Value` that the operation has become.
+
+Example:
+    A rule of one's own, for a module of one's own:
+
+    >>> import torchckn
+    >>> from torch import nn
+    >>> class Blur(nn.AvgPool2d):
+    ...     def forward(self, x):
+    ...         return super().forward(x)
+    >>> @torchckn.translate.rule(Blur)
+    ... def blur(step):
+    ...     return step.emit(torchckn.graph.GaussianPool(step.name, stride=2), "inexact", "a Gaussian blurs as well")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .. import zoo
+from ..errors import ConfigError
+from ..graph import AdaptiveAveragePool, AveragePool, Conv, Dense, DirectSum, GaussianPool, Local, MaxPool, Normalize, Pad
+from ..kernels import ArcCosine
+from ..nn.layers import KernelSum
+from ..nn.pooling import GaussianPool2d
+from .builder import Step, Value
+from .trace import Key, Operation
+
+Rule = Callable[[Step], Value]
+
+RULES: dict[Key, Rule] = {}
+
+
+def rule(*keys: Key) -> Callable[[Rule], Rule]:
+    """Register a rule for module classes, functions, or names of tensor methods. A later rule replaces an earlier one."""
+    for key in keys:
+        if not callable(key) and not isinstance(key, str):
+            raise ConfigError(f"rule expects module classes, functions or names of tensor methods, came {key!r}")
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(keys, function))
+        return function
+
+    return register
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+# Layers: projection onto a subspace.
+
+
+@rule(nn.Conv2d, F.conv2d, torch.conv2d, zoo.MaskedConv2d)
+def convolution(step: Step) -> Value:
+    weight = step.option("weight", 1)
+    weight = weight.value if isinstance(weight, Operation) else weight
+    filters, _, *size = weight.shape
+    stride, dilation = _pair(step.option("stride", 3, 1)), _pair(step.option("dilation", 5, 1))
+    source, padding = step.input, step.option("padding", 4, 0)
+    inexact = []
+    if getattr(step.module, "padding_mode", "zeros") != "zeros":
+        inexact.append(f"zeros take the place of padding_mode={step.module.padding_mode!r}")
+    if isinstance(padding, str):
+        total = [0, 0] if padding == "valid" else [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        padding = tuple(n // 2 for n in total)
+        if any(n % 2 for n in total):  # an odd rest goes to the right and to the bottom
+            rest = (0, total[1] % 2, 0, total[0] % 2)
+            source = step.emit(Pad(f"{step.name}_pad", padding=rest), why="padding='same' of an even window")
+    groups = step.option("groups", 6, 1)
+    if groups > 1:
+        inexact.append("a subspace for each group of channels, which are coordinates that a kernel does not have")
+    if isinstance(step.module, zoo.MaskedConv2d):
+        inexact.append("the connection scheme is made complete, as in the paper")
+    geometry = {"stride": stride, "padding": _pair(padding), "dilation": dilation, "groups": groups}
+    node = Conv(step.name, filters=filters, kernel_size=(size[0], size[1]), **geometry)
+    return step.layer(node, "projection onto one subspace for all positions", source=source, inexact=inexact)
+
+
+@rule(zoo.LocallyConnected2d)
+def local(step: Step) -> Value:
+    m = step.module
+    geometry = {"kernel_size": m.kernel_size, "stride": m.stride, "padding": m.padding}
+    return step.layer(Local(step.name, filters=m.out_channels, **geometry), "projection onto a subspace for each position")
+
+
+@rule(nn.Linear, F.linear)
+def linear(step: Step) -> Value:
+    if len(step.input_shape) != 1:
+        raise step.refuse(
+            f"a linear layer on inputs of shape {step.input_shape} acts on their last axis only",
+            "Flatten first, or use a 1x1 convolution.",
+        )
+    weight = step.option("weight", 1)
+    filters = (weight.value if isinstance(weight, Operation) else weight).shape[0]
+    return step.layer(Dense(step.name, filters=filters), "projection onto a subspace for the entire representation")
+
+
+# Nonlinearities: the kernel.
+
+
+@rule(nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
+def relu(step: Step) -> Value:
+    return step.activation(ArcCosine(1), True, "ReLU is the arc-cosine kernel of order 1")
+
+
+@rule(nn.Tanh, F.tanh, torch.tanh, "tanh", zoo.ScaledTanh, nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid")
+@rule(nn.Hardtanh, F.hardtanh, nn.Hardsigmoid, F.hardsigmoid, nn.Softsign, F.softsign, torch.erf)
+def squashing(step: Step) -> Value:
+    return step.activation(ArcCosine(0), False, "close to a step function, which is the arc-cosine kernel of order 0")
+
+
+@rule(nn.GELU, F.gelu, nn.SiLU, F.silu, nn.Mish, F.mish, nn.Hardswish, F.hardswish, nn.Softplus, F.softplus)
+@rule(nn.LeakyReLU, F.leaky_relu, nn.PReLU, F.prelu, nn.RReLU, nn.ReLU6, F.relu6, nn.ELU, F.elu, nn.SELU, F.selu, nn.CELU)
+def like_relu(step: Step) -> Value:
+    return step.activation(ArcCosine(1), False, "close to ReLU, which is the arc-cosine kernel of order 1")
+
+
+# Pooling: averages of feature maps.
+
+
+@rule(nn.AvgPool2d, F.avg_pool2d)
+def average_pooling(step: Step) -> Value:
+    size = _pair(step.option("kernel_size", 1))
+    stride = _pair(step.option("stride", 2) or size)
+    divisor = step.option("divisor_override", 6)
+    if divisor not in (None, size[0] * size[1]):
+        step.note(
+            "inexact", "a constant factor, which scaling the features undoes", source=f"{step.operation.source}.divisor"
+        )
+    node = AveragePool(
+        step.name,
+        kernel_size=size,
+        stride=stride,
+        padding=_pair(step.option("padding", 3, 0)),
+        ceil_mode=bool(step.option("ceil_mode", 4, False)),
+        count_include_pad=bool(step.option("count_include_pad", 5, True)),
+    )
+    return step.emit(node, why="averaging of feature maps")
+
+
+@rule(nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
+def adaptive_average_pooling(step: Step) -> Value:
+    return step.emit(
+        AdaptiveAveragePool(step.name, output_size=_pair(step.output_shape[1:])), why="averaging of feature maps"
+    )
+
+
+@rule("mean", torch.mean)
+def mean(step: Step) -> Value:
+    dims = step.option("dim", 1)
+    dims = {d % (len(step.input_shape) + 1) for d in ([dims] if isinstance(dims, int) else dims or [])}
+    if dims != {2, 3}:
+        raise step.refuse(
+            "the mean is not over height and width", "Only x.mean((2, 3)), global average pooling, has a counterpart."
+        )
+    value = step.emit(AdaptiveAveragePool(step.name), why="averaging of feature maps")
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1)
+
+
+@rule(GaussianPool2d)
+def gaussian_pooling(step: Step) -> Value:
+    m = step.module
+    node = GaussianPool(step.name, stride=m.stride, sigma=m.sigma, kernel_size=m.kernel_size, padding=m.padding)
+    return step.emit(node, why="weighted averaging of feature maps")
+
+
+@rule(nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
+def max_pooling(step: Step) -> Value:
+    size = _pair(step.option("kernel_size", 1))
+    node = MaxPool(
+        step.name,
+        kernel_size=size,
+        stride=_pair(step.option("stride", 2) or size),
+        padding=_pair(step.option("padding", 3, 0)),
+        dilation=_pair(step.option("dilation", 4, 1)),
+        ceil_mode=bool(step.option("ceil_mode", 5, False)),
+    )
+    return _keep_max_pooling(step, node)
+
+
+@rule(nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d)
+def adaptive_max_pooling(step: Step) -> Value:
+    if step.output_shape[1:] != (1, 1):
+        raise step.refuse("adaptive max pooling to more than one position", "Use nn.MaxPool2d with a fixed window.")
+    return _keep_max_pooling(step, MaxPool(step.name, kernel_size=_pair(step.input_shape[1:])))
+
+
+def _keep_max_pooling(step: Step, node: MaxPool) -> Value:
+    value = step.emit(node, "kept", "inexact: the maximum acts on coordinates, which a kernel does not have", gaussian=False)
+    step.builder.rows[-1] = dataclasses.replace(step.builder.rows[-1], faithful=False)
+    return value
+
+
+@rule(zoo.Subsample)
+def subsample(step: Step) -> Value:
+    stride = (step.module.stride,) * 2
+    if stride == (1, 1):
+        return step.keep(step.input, "zero channels change no inner product")
+    return step.emit(AveragePool(step.name, stride=stride), why="subsampling; zero channels change no inner product")
+
+
+@rule(operator.getitem)
+def indexing(step: Step) -> Value:
+    index = step.operation.args[1]
+    parts = index if isinstance(index, tuple) else (index,)
+    parts = tuple(part for part in parts if part is not Ellipsis) if len(parts) < 5 else parts
+    whole = slice(None)
+    steps = [p.step or 1 for p in parts if isinstance(p, slice) and p.start is None and p.stop is None]
+    if len(parts) != 4 or len(steps) != 4 or parts[:2] != (whole, whole):
+        raise step.refuse(
+            "indexing picks single channels, images or regions", "Only subsampling, x[:, :, ::s, ::s], has a counterpart."
+        )
+    return step.emit(AveragePool(step.name, stride=(steps[2], steps[3])), why="subsampling")
+
+
+# Sums of branches.
+
+
+@rule(operator.add, operator.iadd, torch.add, "add", "add_", operator.sub, operator.isub, torch.sub, "sub", "sub_")
+def addition(step: Step) -> Value:
+    if len(step.inputs) == 1:
+        return step.drop("kernel layers have no biases", faithful=False)
+    return _direct_sum(step, "independent branches add their kernels: the direct sum of their features")
+
+
+@rule(torch.cat, torch.concat, torch.concatenate)
+def concatenation(step: Step) -> Value:
+    if step.option("dim", 1, 0) not in (1, -len(step.output_shape)):
+        raise step.refuse("concatenation is not along the channels", "Only torch.cat(..., dim=1) has a counterpart.")
+    return _direct_sum(step, "the direct sum of the features")
+
+
+@rule(KernelSum)
+def kernel_sum(step: Step) -> Value:
+    return _direct_sum(step, "the direct sum of the features")
+
+
+def _direct_sum(step: Step, why: str) -> Value:
+    branches = [step.builder.flattened(v, f"{step.name}_flat{i}") for i, v in enumerate(step.inputs)]
+    value = step.emit(DirectSum(step.name), why=why, inputs=branches)
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1)
+
+
+@rule(
+    operator.mul,
+    operator.imul,
+    torch.mul,
+    "mul",
+    "mul_",
+    operator.truediv,
+    torch.div,
+    "div",
+    "div_",
+    operator.neg,
+    torch.neg,
+)
+def product(step: Step) -> Value:
+    if len(step.inputs) > 1:
+        raise step.refuse("a product of two feature maps is not a sum of kernels", "Leave gates and attention out.")
+    constant = not any(isinstance(a, Operation) and a.key is None for a in step.operation.args[1:])
+    return step.drop("a constant factor, which scaling the features undoes", faithful=constant)
+
+
+@rule(zoo.ChannelScale)
+def channel_scale(step: Step) -> Value:
+    return step.drop("trainable factors and offsets of channels; filters and features are normalised", faithful=False)
+
+
+# Normalisation.
+
+
+@rule(nn.LocalResponseNorm, F.local_response_norm)
+def local_response_normalisation(step: Step) -> Value:
+    why = "dividing patches by their norm, over all channels at once"
+    return step.emit(Normalize(step.name), "inexact", why, gaussian=False)
+
+
+@rule(nn.BatchNorm2d, nn.BatchNorm1d, F.batch_norm, nn.SyncBatchNorm)
+@rule(nn.LayerNorm, F.layer_norm, nn.GroupNorm, F.group_norm, nn.InstanceNorm2d, F.instance_norm)
+def normalisation(step: Step) -> Value:
+    return step.drop("no counterpart; kernel layers normalise their patches", faithful=False)
+
+
+# What changes no number, or no inner product.
+
+
+@rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, F.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout)
+def dropout(step: Step) -> Value:
+    return step.drop("the identity once a network is trained", faithful=True)
+
+
+@rule(nn.Identity, "contiguous", "clone", "detach", "float", "double", "to", "type_as", torch.clone)
+def identity(step: Step) -> Value:
+    return step.keep(step.input, "changes nothing")
+
+
+@rule(nn.ZeroPad2d, F.pad)
+def padding(step: Step) -> Value:
+    amounts = step.option("padding", 1, ()) if step.module is not None else step.option("pad", 1, ())
+    mode, value = step.option("mode", 2, "constant"), step.option("value", 3, 0)
+    amounts = tuple(amounts) + (0,) * (4 - len(amounts))
+    if mode != "constant" or value not in (None, 0, 0.0) or any(amounts[4:]):
+        raise step.refuse(f"padding {amounts} in mode {mode!r} is not a border of zeros", "Pad height and width with zeros.")
+    return step.emit(Pad(step.name, padding=amounts[:4]), why="zeros add nothing to an inner product")
+
+
+@rule(nn.Flatten, torch.flatten, "flatten", "view", "reshape", torch.reshape, "squeeze", torch.squeeze)
+@rule(nn.Unflatten, "unsqueeze", torch.unsqueeze, "permute", torch.permute, "transpose", torch.transpose)
+def reshaping(step: Step) -> Value:
+    before, after = step.input_shape, step.output_shape
+    if after == before:
+        return step.keep(step.input, "changes nothing")
+    if len(after) == 1 and after[0] == torch.Size(before).numel() and len(step.operation.value) == 2:
+        value = dataclasses.replace(step.input, flat=True)
+        return step.keep(value, "a layer on the whole representation flattens it")
+    raise step.refuse(
+        f"it makes {before} into {after}, which mixes channels and positions",
+        "Only flattening to a vector has a counterpart.",
+    )
+
+
+@rule(nn.Softmax, F.softmax, torch.softmax, "softmax", nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax")
+def softmax(step: Step) -> Value:
+    if any(user.is_tensor for user in step.operation.users):
+        raise step.refuse("softmax within the network is attention", "Only a softmax at the very end has a counterpart.")
+    return step.drop("part of the multinomial loss, not of the network", faithful=True)
+
+
+# What is known not to have a counterpart, and why.
+
+_REASONS: list[tuple[tuple[type, ...], str, str]] = [
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent layers are not convolutional", "Translate the convolutional part by itself."),
+    (
+        (
+            nn.MultiheadAttention,
+            nn.Transformer,
+            nn.TransformerEncoder,
+            nn.TransformerEncoderLayer,
+            nn.TransformerDecoderLayer,
+        ),
+        "attention multiplies feature maps with each other",
+        "Translate the convolutional part by itself.",
+    ),
+    (
+        (nn.ConvTranspose2d, nn.Upsample, nn.PixelShuffle),
+        "upsampling layers have no patches to compare",
+        "Translate the part before it.",
+    ),
+    ((nn.Conv1d, nn.Conv3d), "kernel layers are for images, (N, C, H, W)", "Use Conv2d, with a height of 1 for signals."),
+    ((nn.Embedding, nn.EmbeddingBag), "an embedding takes indices, not images", "Translate the part after it."),
+]
+
+
+def reason_against(operation: Operation) -> tuple[str, str]:
+    """Why an operation without a rule has none, and what can be done about it."""
+    for classes, why, remedy in _REASONS:
+        if isinstance(operation.module, classes):
+            return why, remedy
+    return (
+        "there is no rule for it",
+        "If it has a kernel counterpart, register a rule with @torchckn.translate.rule; else replace it in the network.",
+    )
