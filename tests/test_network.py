@@ -129,13 +129,15 @@ def test_trained_bandwidths_show_in_the_current_graph() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-def test_torch_compile_and_export_take_a_network(small_graph: Graph, generator: torch.Generator) -> None:
-    ckn = torchckn.CKN(small_graph, generator=generator).eval()
+@pytest.mark.parametrize("trainable", [False, True])
+def test_torch_compile_and_export_take_a_network(trainable: bool, generator: torch.Generator) -> None:
+    kernel = RBFSphere(0.6, trainable=trainable)
+    graph = Graph((1, 10, 10), [Conv("c", filters=4, kernel_size=3, kernel=kernel), AveragePool("p", kernel_size=2)])
+    ckn = torchckn.CKN(graph, generator=generator).eval()
     x = torch.rand(2, 1, 10, 10, generator=generator)
-    with torch.no_grad():
-        expected = ckn(x)
-        torch.testing.assert_close(torch.compile(ckn, backend="eager")(x), expected)
-        torch.testing.assert_close(torch.export.export(ckn, (x,)).module()(x), expected)
+    expected = ckn(x)
+    torch.testing.assert_close(torch.compile(ckn, backend="eager", fullgraph=True)(x), expected)
+    torch.testing.assert_close(torch.export.export(ckn, (x,)).module()(x), expected)
 
 
 @pytest.mark.parametrize(
