@@ -108,6 +108,8 @@ def compare_kernels(
             (k-means on ``patches`` patches of each layer).
     """
     graph = network.current_graph() if isinstance(network, CKN) else network
+    if not filters or seeds < 1 or held_out < 1:
+        raise ConfigError(f"compare_kernels expects filters, seeds and held_out, came {filters!r}, {seeds!r}, {held_out!r}")
     if images.ndim != 4 or len(images) <= held_out:
         raise DataError(f"compare_kernels expects more than {held_out} images (n, C, H, W), came {tuple(images.shape)}")
     images = images.double()

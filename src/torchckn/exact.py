@@ -91,6 +91,9 @@ class PairGrams:
         same = same.unflatten(1, self.values.shape[3:]).unflatten(0, self.values.shape[1:3])
         return replace(self, values=self.values.masked_fill(~same, torch.nan))
 
+    def scaled(self, factor: float) -> PairGrams:
+        return replace(self, values=self.values * factor)
+
     def __add__(self, other: PairGrams) -> PairGrams:
         return replace(self, values=self.values + other.values)
 

@@ -55,6 +55,8 @@ class Kernel(nn.Module):
 
     #: kappa' is unbounded at t = 1
     is_steep: bool = False
+    #: its random features are a function of each unit by itself, an activation
+    is_pointwise: bool = False
 
     _known: ClassVar[dict[str, type[Kernel]]] = {}
 
@@ -185,6 +187,8 @@ def _is_one(t: Tensor) -> Tensor:
 class Linear(Kernel):
     """kappa(t) = t, so k(x, y) = <x, y>: the counterpart of a convolution without a nonlinearity."""
 
+    is_pointwise = True
+
     def kappa(self, t: Tensor) -> Tensor:
         return t
 
@@ -227,6 +231,8 @@ class ArcCosine(Kernel):
     1 / (pi sin theta) is unbounded at |t| = 1: there, up to rounding, it is set to zero, for the diagonal of a Gram matrix is
     constant.
     """
+
+    is_pointwise = True
 
     def __init__(self, order: int) -> None:
         super().__init__()

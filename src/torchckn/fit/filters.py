@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import batches, size_of
+from ..data.preprocessing import unit_pixels
 from ..errors import ConfigError, DataError, unknown_name
 from ..nn.layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d
 from ..nn.network import CKN
@@ -102,16 +103,14 @@ def sample_patches(
     data run out, more from each. Fewer than ``count`` if the images do not have as many that are not constant.
     """
     layer = ckn.kernel_layers()[name]
-    device, dtype = layer.weight.device, layer.weight.dtype
     images_there = size_of(data)
     per_image = 1 if images_there is None else -(-count // max(1, images_there))
     found: list[Tensor] = []
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
-        for images, _labels in batches(data, batch_size, generator=_shuffle(data, generator)):
-            (x,) = ckn.inputs_of(name, images.to(device=device, dtype=dtype))
-            windows = layer_windows(layer, x)  # (N, parts, L, s)
-            picked = pick_varied(windows, per_image, generator)  # (parts, n, s)
+        for images, _labels in batches(data, batch_size, generator=_shuffle(generator)):
+            (x,) = ckn.inputs_of(name, unit_pixels(images, layer.weight))
+            picked = pick_patches(layer, x, per_image, generator)  # (parts, n, s)
             found.append(picked)
             have += picked.shape[1]
             if have >= count:
@@ -128,45 +127,55 @@ def sample_patches(
     return sample
 
 
-def _shuffle(data: Any, generator: torch.Generator | None) -> torch.Generator:
+def _shuffle(generator: torch.Generator | None) -> torch.Generator:
     """A generator for the order of the images, so that sampling is random even if the caller passed none."""
     if generator is not None:
         return generator
     return torch.Generator().manual_seed(int(torch.randint(2**62, (1,))))
 
 
-def layer_windows(layer: KernelLayer, x: Tensor) -> Tensor:
-    """All patches that the layer's forward pass sees, as a view: (N, parts, L, s), parts being groups or regions.
-
-    For a layer with regions, L counts the positions of the largest region; smaller ones repeat theirs.
-    """
+def windows(layer: KernelLayer, x: Tensor) -> Tensor:
+    """All patches that the layer's forward pass sees, as a view that copies nothing: (N, H', W', C, kh, kw)."""
     if isinstance(layer, KernelLinear):
-        return x.flatten(1)[:, None, None]
+        return x.flatten(1)[:, None, None, :, None, None]
     assert isinstance(layer, (KernelConv2d, KernelLocal2d))
-    patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (N, s, L)
-    if isinstance(layer, KernelConv2d):
-        return patches.unflatten(1, (layer.groups, -1)).transpose(2, 3)  # (N, groups, L, s)
-    regions = layer.regions[0] * layer.regions[1]
-    members = [torch.nonzero(layer.region_of == r).flatten() for r in range(regions)]
-    most = max(len(m) for m in members)
-    index = torch.stack([m.repeat(most // len(m) + 1)[:most] for m in members])  # (R, L)
-    return patches[:, :, index].permute(0, 2, 3, 1)
+    (top, side), (rows, columns), (down, right) = layer.padding, layer.stride, layer.dilation
+    padded = F.pad(x, (side, side, top, top))
+    spans = [d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    view = padded.unfold(2, spans[0], rows).unfold(3, spans[1], columns)  # (N, C, H', W', span, span)
+    return view[..., ::down, ::right].permute(0, 2, 3, 1, 4, 5)
 
 
-def pick_varied(windows: Tensor, per_image: int, generator: torch.Generator | None) -> Tensor:
-    """Random non-constant patches of each image, from (N, parts, L, s): (parts, n, s).
+#: how many random positions of an image are looked at before it is given up as constant
+_TRIES = 8
 
-    A patch is constant if its entries are all equal: it has no structure to be told by. Patches of one entry are constant
-    only if they are zero. Every part gets as many as the part that has the fewest.
+
+def pick_patches(layer: KernelLayer, x: Tensor, per_image: int, generator: torch.Generator | None) -> Tensor:
+    """Non-constant patches at random positions of each image: (parts, n, s), parts being groups or regions.
+
+    A patch is constant if its entries are all equal: it has no structure to be told by. Patches of one entry, and those of a
+    fully connected layer, are constant only if they are zero.
     """
-    n, parts, positions, size = windows.shape
-    spread = windows.amax(3) - windows.amin(3) if size > 1 else windows.abs().amax(3)  # (N, parts, L)
-    varied = spread > torch.finfo(windows.dtype).eps * windows.abs().amax(3)
-    keys = torch.rand(n, parts, positions, generator=generator).to(windows.device)
-    keys = keys.masked_fill(~varied, -1.0)
-    best = keys.topk(min(per_image, positions), 2)  # (N, parts, per_image): random varied positions
-    picked = windows.gather(2, best.indices[..., None].expand(-1, -1, -1, size))  # (N, parts, per_image, s)
-    good = best.values >= 0
-    rows = [picked[:, p][good[:, p]] for p in range(parts)]
+    view = windows(layer, x)
+    n, height, width = view.shape[:3]
+    regional = isinstance(layer, KernelLocal2d)
+    groups = layer.groups if isinstance(layer, KernelConv2d) else 1
+    region_of = layer.region_of.cpu() if isinstance(layer, KernelLocal2d) else torch.zeros(height * width, dtype=torch.long)
+    rows = []
+    for region in range(int(region_of.max()) + 1):
+        places = torch.nonzero(region_of == region).flatten()
+        tries = min(len(places), max(_TRIES, 2 * per_image)) if len(places) > 1 else 1
+        order = torch.rand(n, len(places), generator=generator).topk(tries, 1).indices  # random places, each once
+        chosen = places[order].to(x.device)  # (n, tries)
+        image = torch.arange(n, device=x.device)[:, None]
+        patches = view[image, chosen // width, chosen % width].flatten(3).flatten(2)  # (n, tries, s)
+        largest, smallest = patches.amax(2), patches.amin(2)
+        spread = largest - smallest if patches.shape[2] > 1 and not isinstance(layer, KernelLinear) else largest.abs()
+        if isinstance(layer, KernelLinear):
+            spread = patches.abs().amax(2)
+        varied = spread > torch.finfo(x.dtype).eps * patches.abs().amax(2)
+        wanted = varied & (varied.cumsum(1) <= per_image)
+        rows.append(patches[wanted])
     fewest = min(len(r) for r in rows)
-    return torch.stack([r[:fewest] for r in rows])
+    sample = torch.stack([r[:fewest] for r in rows])  # (regions, n, s)
+    return sample if regional or groups == 1 else sample[0].unflatten(1, (groups, -1)).transpose(0, 1)

@@ -39,6 +39,7 @@ from .operations import (
     MaxPool,
     Normalize,
     Pad,
+    Standardize,
     Whiten,
 )
 
@@ -58,5 +59,6 @@ __all__ = [
     "Normalize",
     "Pad",
     "Shape",
+    "Standardize",
     "Whiten",
 ]

@@ -15,7 +15,12 @@ from ..kernels import Kernel, KernelSpec, RBFSphere
 from ..nn.geometry import Pair, conv_output_size, pair
 from ..nn.invsqrt import Method
 from ..nn.layers import Init, KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, region_index
-from ..nn.random_features import RandomFeatureConv2d, RandomFeatureLinear
+from ..nn.random_features import (
+    RandomFeatureConv2d,
+    RandomFeatureLinear,
+    RandomFeatureLocal2d,
+    RandomFeatureUnits,
+)
 from .node import Node, Shape, as_image, numel, only
 
 
@@ -139,6 +144,8 @@ class Conv(WindowNode, KernelNode):
         return self._trained(KernelConv2d(shapes[0][0], self.filters, **options, **factory))
 
     def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        if self.init == "identity" and self.build_kernel().is_pointwise:
+            return RandomFeatureUnits(self.build_kernel())
         options = {**self._geometry_options(), "groups": self.groups}
         return RandomFeatureConv2d(shapes[0][0], self.filters, self.build_kernel(), **options, **factory)
 
@@ -182,8 +189,15 @@ class Local(WindowNode, KernelNode):
         )
 
     def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
-        raise ConfigError(
-            f"node {self.name!r}: a partially connected layer has no random-feature twin yet; use a convolution"
+        size = self._output_size(shapes[0])
+        return RandomFeatureLocal2d(
+            shapes[0][0],
+            self.filters,
+            self.build_kernel(),
+            size,
+            region_index(size, self.regions),
+            **self._geometry_options(),
+            **factory,
         )
 
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
@@ -207,6 +221,8 @@ class Dense(KernelNode):
         return self._trained(KernelLinear(numel(shapes[0]), self.filters, **self._options(), **factory))
 
     def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        if self.init == "identity" and self.build_kernel().is_pointwise:
+            return RandomFeatureUnits(self.build_kernel())
         return RandomFeatureLinear(numel(shapes[0]), self.filters, self.build_kernel(), **factory)
 
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:

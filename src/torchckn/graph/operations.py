@@ -14,7 +14,7 @@ from ..exact import PairGrams
 from ..kernels import Kernel
 from ..nn.geometry import Pair, pair
 from ..nn.layers import KernelSum
-from ..nn.normalize import Normalization
+from ..nn.normalize import Normalization, Standardization
 from ..nn.pooling import GaussianPool2d
 from ..nn.whitening import Whitening
 from .layers import WindowNode
@@ -176,22 +176,51 @@ class Flatten(Node):
 class DirectSum(Node):
     """The counterpart of adding or concatenating branches: :class:`torchckn.nn.KernelSum`."""
 
+    weights: tuple[float, ...] | None = field(default=None, kw_only=True)
+
     def output_shape(self, *shapes: Shape) -> Shape:
         if not shapes or len({shape[1:] for shape in shapes}) > 1:
             raise ConfigError(f"node {self.name!r} expects inputs that differ in their channels only, came {list(shapes)}")
+        if self.weights is not None and len(self.weights) != len(shapes):
+            raise ConfigError(
+                f"node {self.name!r} expects a weight for each of its {len(shapes)} inputs, came {self.weights}"
+            )
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
-        return KernelSum()
+        return KernelSum(self.weights)
 
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
-        total = grams[0]
-        for gram in grams[1:]:
-            total = total + gram
+        weights = self.weights or (1.0,) * len(grams)
+        total = grams[0].scaled(weights[0] ** 2)
+        for gram, weight in zip(grams[1:], weights[1:], strict=True):
+            total = total + gram.scaled(weight**2)
         return total
 
     def label(self) -> str:
         return "direct sum"
+
+
+@dataclass(frozen=True)
+class Standardize(Node):
+    """Pixels less their mean, divided by their standard deviation, channel by channel."""
+
+    acts_on_pixels: ClassVar[bool] = True
+
+    mean: tuple[float, ...] = field(default=(), kw_only=True)
+    std: tuple[float, ...] = field(default=(), kw_only=True)
+
+    def output_shape(self, *shapes: Shape) -> Shape:
+        channels = as_image(self, only(self, shapes))[0]
+        if len(self.mean) != channels or len(self.std) != channels or not all(s > 0 for s in self.std):
+            raise ConfigError(f"node {self.name!r} expects a mean and a positive deviation for each of {channels} channels")
+        return shapes[0]
+
+    def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        return Standardization(self.mean, self.std)
+
+    def label(self) -> str:
+        return "standardisation"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ filters back after the step of any other optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -364,14 +364,21 @@ def region_index(output_size: Pair, regions: Pair | None) -> Tensor:
 class KernelSum(nn.Module):
     """Direct sum of branches: their kernels add, so their feature maps are put side by side along the channels.
 
-    The counterpart of both ``a + b`` and ``torch.cat([a, b], 1)`` in a ConvNet.
+    The counterpart of both ``a + b`` and ``torch.cat([a, b], 1)`` in a ConvNet. With ``weights``, branches are multiplied by
+    them first.
     """
+
+    def __init__(self, weights: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.weights = None if weights is None else tuple(float(w) for w in weights)
 
     def forward(self, *branches: Tensor) -> Tensor:
         sizes = {(tuple(b.shape[:1]), tuple(b.shape[2:])) for b in branches}
         if len(branches) < 1 or len(sizes) > 1:
             shapes = [tuple(b.shape) for b in branches]
             raise DataError(f"KernelSum expects branches that differ in their channels only, came {shapes}")
+        if self.weights is not None:
+            branches = tuple(b * w for b, w in zip(branches, self.weights, strict=True))
         return torch.cat(branches, 1)
 
 

@@ -164,6 +164,8 @@ class CKN(nn.Module):
                 factory: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
                 build = node.module if weights == "nystrom" else node.random_features
                 self.layers[node.name] = build(*shapes, **factory)
+        if graph.features == 1 and centring == "image":
+            raise ConfigError("one feature, centred by its own mean, is zero; use centring='none' or 'feature'")
         self.scaling = FeatureScaling(graph.features, centring, device, dtype)
         self.head = _linear_head(graph.features, classes, generator, device, dtype)
 

@@ -1,7 +1,10 @@
-"""Division of the features at each position by their norm (paper, section 3.2 "Normalization")."""
+"""Division of the features at each position by their norm (paper, section 3.2), and standardisation of pixels (5.1)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
 from ..kernels import safe_norms
@@ -13,3 +16,15 @@ class Normalization(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         _, inverse = safe_norms(x.square().sum(1, keepdim=True))
         return x * inverse
+
+
+class Standardization(nn.Module):
+    """(x - mean) / std, channel by channel, with numbers that are part of the description and not trained."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.mean, self.std = tuple(mean), tuple(std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (self.mean, self.std))
+        return (x - mean) / std

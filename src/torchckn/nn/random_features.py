@@ -73,6 +73,58 @@ class RandomFeatureConv2d(_RandomFeatures):
         return features / responses.shape[1] ** 0.5
 
 
+class RandomFeatureUnits(nn.Module):
+    """The activation by itself, on units that are random features already: an identity layer's side of the ConvNet.
+
+    Units u / sqrt(f) with u ~ N(0, K) become a(u) / sqrt(f).
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.shape[1] ** 0.5
+        squares = x.square().sum(1, keepdim=True)
+        return self.kernel.random_features(x * scale, squares, torch.zeros_like(squares)) / scale
+
+
+class RandomFeatureLocal2d(_RandomFeatures):
+    """Gaussian weights of their own for every region, the kernel's activation, and 1 / sqrt(filters)."""
+
+    region_of: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        filters: int,
+        kernel: Kernel,
+        output_size: Pair,
+        region_of: Tensor,
+        kernel_size: Pair,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        regions = int(region_of.max()) + 1
+        size = in_channels * kernel_size[0] * kernel_size[1]
+        super().__init__((regions, filters, size), kernel, generator, device, dtype)
+        self.register_buffer("region_of", region_of.to(device), persistent=False)
+        self.output_size, self.kernel_size = output_size, kernel_size
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (N, s, L)
+        responses = torch.einsum("lfs,nsl->nfl", self.weight[self.region_of], patches)
+        phases = self.phases[self.region_of]  # (L,)
+        features = self.kernel.random_features(responses, patches.square().sum(1, keepdim=True), phases)
+        return (features / responses.shape[1] ** 0.5).unflatten(2, self.output_size)
+
+
 class RandomFeatureLinear(_RandomFeatures):
     """A linear layer with Gaussian weights, the kernel's activation, and 1 / sqrt(filters)."""
 

@@ -13,15 +13,16 @@ from typing import Literal
 import torch
 from torch import nn
 
+from ..data.preprocessing import Preprocessing
 from ..errors import ConfigError, TranslationError, unknown_name
-from ..graph import Dense, Graph
+from ..graph import Dense, Graph, Node
 from ..kernels import Kernel
 from ..nn.invsqrt import Method
 from ..nn.layers import Init
 from ..nn.network import CKN, Centring, Weights
 from .builder import Builder, Policy, Step, Value, rule_module
 from .report import Report, Row
-from .rules import RULES, reason_against, rule
+from .rules import RULES, Rule, reason_against, rule
 from .trace import Operation, Trace, trace
 
 __all__ = ["Report", "Row", "Step", "Value", "rule", "translate"]
@@ -32,6 +33,7 @@ def translate(
     input_shape: Sequence[int] | None = None,
     kernel: Literal["match"] | Kernel = "match",
     *,
+    linear_kernel: Kernel | None = None,
     strict: bool = False,
     classes: int | None = None,
     eps: float = 1e-3,
@@ -39,6 +41,7 @@ def translate(
     inverse_sqrt: Method = "auto",
     centring: Centring = "image",
     weights: Weights = "nystrom",
+    preprocessing: Preprocessing | None = None,
     generator: torch.Generator | None = None,
 ) -> CKN:
     """The kernel counterpart of a ConvNet, with random filters yet; ``ckn.report`` says what became of each operation.
@@ -48,11 +51,15 @@ def translate(
         input_shape: (channels, height, width); may be left out for networks of the zoo, which know theirs.
         kernel: ``"match"``: each activation's own kernel; or one kernel for all nonlinear layers, such as
             ``RBFSphere(0.6)``, the choice of the paper's experiments.
+        linear_kernel: the kernel of layers without a nonlinearity, by default ``Linear()``; the released runs of the paper's
+            authors have ``RBFSphere(0.6)`` there as well.
         strict: refuse a network of which anything would be translated inexactly or be lost, and list all of it.
         classes: how many scores the head gives; by default as many numbers as the network gives.
         eps, init, inverse_sqrt: of every layer; see :class:`torchckn.nn.KernelConv2d`.
         centring: of the features; see :class:`torchckn.nn.network.FeatureScaling`.
         weights: ``"random-features"`` gives the finite ConvNet with Gaussian weights whose kernel the CKN approximates.
+        preprocessing: what is done to pixels first (:class:`torchckn.data.Preprocessing`); it becomes part of the CKN, whose
+            input is then images of ``input_shape``, while ``net`` gets what the preprocessing gives.
         generator: for the random filters.
 
     Example:
@@ -67,13 +74,19 @@ def translate(
         raise ConfigError(
             f"translate expects a torch.nn.Module, came {type(net).__name__}; zoo.build(name) makes one by name"
         )
-    shape = _checked_shape(net, input_shape)
+    shape = image_shape = _checked_shape(net, input_shape)
+    if preprocessing is not None:
+        if input_shape is None:
+            raise ConfigError("with preprocessing, translate expects input_shape, the shape of an image before it")
+        shape = preprocessing.output_shape(image_shape)
     if isinstance(kernel, str) and kernel != "match":
         raise unknown_name("kernel", kernel, ["match"], "Or pass a kernel, such as torchckn.kernels.RBFSphere(0.6).")
     if not isinstance(kernel, (str, Kernel)):
         raise ConfigError(f"kernel expects 'match' or a kernel such as RBFSphere(0.6), came {kernel!r}")
 
-    builder = Builder(Policy(kernel if isinstance(kernel, Kernel) else None, _layer_options(eps, init, inverse_sqrt)))
+    builder = Builder(
+        Policy(kernel if isinstance(kernel, Kernel) else None, linear_kernel, _layer_options(eps, init, inverse_sqrt))
+    )
     traced = trace(net, shape, lambda module: rule_module(module, RULES) is not None)
     values = _walk(traced, shape, builder)
     found = _head(traced, values, builder, classes)
@@ -84,7 +97,7 @@ def translate(
         raise TranslationError(f"{type(net).__name__} has no layer before its classifier: there is nothing to translate")
     example = next((t for t in (*net.parameters(), *net.buffers()) if t.is_floating_point()), torch.zeros(()))
     ckn = CKN(
-        Graph(shape, builder.nodes),
+        _with_preprocessing(image_shape, preprocessing, builder.nodes),
         found,
         centring,
         weights=weights,
@@ -97,6 +110,15 @@ def translate(
 
 
 translate.rule = rule  # type: ignore[attr-defined]
+
+
+def _with_preprocessing(shape: Sequence[int], preprocessing: Preprocessing | None, nodes: list[Node]) -> Graph:
+    if preprocessing is None:
+        return Graph(shape, nodes)
+    first = preprocessing.nodes()
+    last = first[-1].name
+    moved = [dataclasses.replace(node, inputs=tuple(last if i == Graph.input else i for i in node.inputs)) for node in nodes]
+    return Graph(shape, [*first, *moved])
 
 
 def _checked_shape(net: nn.Module, input_shape: Sequence[int] | None) -> tuple[int, int, int]:
@@ -133,11 +155,35 @@ def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, 
             raise step.refuse(*reason_against(operation))
         if not operation.is_tensor:
             raise step.refuse("it does not give one tensor", "Give it a module of its own and register a rule for that.")
-        value = RULES[key](step)
+        value = _apply(RULES[key], step)
         # What several operations read must be there by itself: it cannot merge with one of them.
         readers = [user for user in operation.users if user.is_tensor and not _is_bookkeeping(user)]
         values[operation.name] = builder.settle(value) if len(readers) > 1 else value
     return values
+
+
+def _apply(applied: Rule, step: Step) -> Value:
+    """A rule's result, checked; whatever goes wrong in it is told with the operation's name and place."""
+    before = len(step.builder.rows)
+    try:
+        value = applied(step)
+    except TranslationError:
+        raise
+    except Exception as error:
+        raise step.refuse(f"its rule failed: {error}", "If the rule is yours, mend it; else please report this.") from None
+    if not isinstance(value, Value):
+        raise step.refuse(
+            f"its rule returned {type(value).__name__}", "A rule returns what step.emit, step.layer, ... gave it."
+        )
+    wanted = step.output_shape[1:] if len(step.output_shape) == 3 else None
+    if wanted is not None and len(value.shape) == 3 and value.shape[1:] != wanted:
+        raise step.refuse(f"its rule gives {value.shape[1:]} positions, the network {wanted}", "Mend the rule.")
+    shape = (torch.Size(value.shape).numel(),) if value.flat else value.shape
+    rows = step.builder.rows
+    for i in range(before, len(rows)):
+        if rows[i].name:
+            rows[i] = dataclasses.replace(rows[i], output_shape=shape)
+    return value
 
 
 def _depends_on(operation: Operation, values: dict[str, Value]) -> bool:
@@ -185,7 +231,7 @@ def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: in
             )
         classes = output.shape[0]
     why = "the network ends without a linear layer; one is added, as the paper adds one to All-CNN-C"
-    builder.rows.append(Row("", "", "head", "head: linear", (classes,), "kept", why, True, (output.source,)))
+    builder.rows.append(Row("", "", "head", "head: linear", (classes,), "kept", why, True, "", (output.name,)))
     assert settled.node
     return classes
 

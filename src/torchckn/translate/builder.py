@@ -36,6 +36,10 @@ class Value:
     """whether the ConvNet has flattened it; the CKN's layers do that by themselves"""
     gaussian: bool = False
     """whether its units are linear ones, so that a nonlinearity on them has a kernel that is known exactly"""
+    summed: bool = False
+    """whether it is a direct sum, whose channels are not those of the ConvNet"""
+    factor: float = 1.0
+    """what the ConvNet has multiplied it by; it matters where branches meet"""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Policy:
 
     kernel: Kernel | None = None
     """one kernel for all nonlinear layers; None: the one that matches each activation"""
+    linear_kernel: Kernel | None = None
+    """the kernel of layers without a nonlinearity; None: the linear one"""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """eps, inverse_sqrt and init of every layer"""
 
@@ -56,6 +62,14 @@ class Builder:
         self.nodes: list[Node] = []
         self.rows: list[Row] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.modules: dict[int, str] = {}  # modules with weights that were met, and where
+        self._settled: dict[str, Value] = {}
+
+    def unique(self, name: str) -> str:
+        """``name``, or one like it, that no node has yet."""
+        while name in self.shapes:
+            name += "_"
+        return name
 
     def add(self, node: Node) -> Value:
         shapes = [self.shapes[name] for name in node.inputs]
@@ -67,15 +81,21 @@ class Builder:
         """``value`` as something that the graph already gives: a pending layer gets the linear kernel."""
         if value.pending is None:
             return value
-        settled = self.add(value.pending.with_kernel(Linear()))
-        return dataclasses.replace(settled, flat=value.flat, gaussian=True)
+        if value.node in self._settled:
+            return self._settled[value.node]
+        chosen = self.policy.linear_kernel
+        settled = self.add(value.pending.with_kernel(Linear() if chosen is None else chosen))
+        settled = dataclasses.replace(value, pending=None, shape=settled.shape, gaussian=chosen is None)
+        self._settled[value.node] = settled
+        return settled
 
     def flattened(self, value: Value, name: str) -> Value:
         """``value`` as a vector in the CKN as well."""
         value = self.settle(value)
         if not value.flat or len(value.shape) == 1:
             return value
-        return dataclasses.replace(self.add(Flatten(name, inputs=(value.node,))), flat=True, gaussian=value.gaussian)
+        flat = self.add(Flatten(self.unique(name), inputs=(value.node,)))
+        return dataclasses.replace(value, node=flat.node, shape=flat.shape)
 
     def finished_rows(self) -> tuple[Row, ...]:
         """The rows, with every layer in words now that its kernel is known."""
@@ -144,8 +164,12 @@ class Step:
         if self.module is not None:
             return getattr(self.module, name, default)
         if name in self.operation.kwargs:
-            return self.operation.kwargs[name]
-        return self.operation.args[position] if len(self.operation.args) > position else default
+            return _sizes(self.operation.kwargs[name])
+        return _sizes(self.operation.args[position]) if len(self.operation.args) > position else default
+
+    def is_computed(self, argument: Any) -> bool:
+        """Whether an argument depends on the images."""
+        return isinstance(argument, Operation) and argument.name in self._values
 
     def settled(self) -> Value:
         """The input, as an image or vector that the graph already gives."""
@@ -167,7 +191,8 @@ class Step:
         value = self.builder.add(dataclasses.replace(node, inputs=tuple(v.node for v in sources)))
         self.note(correspondence, why, layer=value.node, shape=value.shape)
         inherited = all(v.gaussian for v in sources) if gaussian is None else gaussian
-        return dataclasses.replace(value, gaussian=inherited)
+        first = sources[0]
+        return dataclasses.replace(value, gaussian=inherited, summed=first.summed, factor=first.factor)
 
     def layer(self, node: KernelNode, why: str, *, source: Value | None = None, inexact: Sequence[str] = ()) -> Value:
         """Begin a kernel layer; the nonlinearity that follows, if one does, decides its kernel.
@@ -175,11 +200,18 @@ class Step:
         ``inexact`` has the reasons, if there are any, why it is not the exact counterpart.
         """
         source = self.builder.settle(self.input if source is None else source)
+        inexact = [*inexact, *self._shared_weights()]
         node = dataclasses.replace(node, inputs=(source.node,), **self.builder.policy.options)
         shape = node.output_shape(source.shape)
         self.note("inexact" if inexact else "exact", "; ".join((why, *inexact)), layer=node.name, shape=shape)
         self._report_bias()
-        return Value(node.name, shape, pending=node, gaussian=True)
+        return Value(node.name, shape, pending=node, gaussian=True, factor=source.factor)
+
+    def _shared_weights(self) -> list[str]:
+        """The reason, if there is one, that comes from using a module's weights twice."""
+        if self.module is None or self.builder.modules.setdefault(id(self.module), self.name) == self.name:
+            return []
+        return ["the ConvNet uses these weights twice; here they are two layers"]
 
     def activation(self, kernel: Kernel, exact: bool, why: str) -> Value:
         """Give the pending layer its kernel, or put an identity layer here if none is pending."""
@@ -195,6 +227,11 @@ class Step:
         if value.pending is not None:
             result = self.builder.add(value.pending.with_kernel(used))
             label = f"{result.node}: {used.spec()}"
+        elif value.summed and len(value.shape) == 3:
+            why += "; a 1x1 layer on the direct sum, as wide as the ConvNet's"
+            width = self.output_shape[0] if len(self.output_shape) == 3 else value.shape[0]
+            layer = Conv(self.name, filters=width, inputs=(value.node,), **self.builder.policy.options)
+            result = self.builder.add(layer.with_kernel(used))
         else:
             why += "; a layer by itself, of identity filters"
             options = {**self.builder.policy.options, "init": "identity"}
@@ -203,7 +240,7 @@ class Step:
             result = self.builder.add(node.with_kernel(used))
         correspondence: Correspondence = "exact" if exact else "inexact"
         self.note(correspondence, why, layer=result.node, label=label, shape=result.shape, faithful=faithful)
-        return dataclasses.replace(result, flat=value.flat)
+        return dataclasses.replace(result, flat=value.flat, factor=abs(value.factor) ** used.degree)
 
     def drop(self, why: str, *, faithful: bool) -> Value:
         """Leave the operation out. ``faithful`` says that nothing is lost by it."""
@@ -229,7 +266,7 @@ class Step:
     ) -> None:
         """Add a row to the report."""
         arguments = (*self.operation.args, *self.operation.kwargs.values())
-        sources = [a.source for a in _flat(arguments) if isinstance(a, Operation) and a.is_tensor]
+        sources = [a.name for a in _flat(arguments) if isinstance(a, Operation) and a.is_tensor]
         self.builder.rows.append(
             Row(
                 source or self.operation.source,
@@ -240,6 +277,7 @@ class Step:
                 correspondence,
                 why,
                 correspondence in ("exact", "kept") if faithful is None else faithful,
+                "" if source else self.operation.name,
                 tuple(sources),
             )
         )
@@ -262,6 +300,15 @@ class Step:
                 operation="bias",
                 shape=(),
             )
+
+
+def _sizes(argument: Any) -> Any:
+    """An argument with numbers in place of operations that give numbers, such as ``x.shape[-1]``."""
+    if isinstance(argument, Operation) and not argument.is_tensor:
+        return argument.value
+    if isinstance(argument, (tuple, list)):
+        return tuple(_sizes(item) for item in argument)
+    return argument
 
 
 def _flat(argument: Any) -> list[Any]:

@@ -22,7 +22,7 @@ class _Box:
     style: str
 
     def draw(self) -> str:
-        limit = self.width // 7
+        limit = self.width // 8
         return (
             f'<g class="{self.style}"><title>{html.escape(f"{self.title}, {self.detail}")}</title>'
             f'<rect x="{self.x}" y="{self.y}" width="{self.width}" height="{_HEIGHT}" rx="6"/>'
@@ -33,17 +33,17 @@ class _Box:
 
 def draw(report: Report) -> str:
     """An SVG document. Colours repeat what the words say; it follows the reader's light or dark mode."""
-    rows = [row for row in report.rows if row.source and row.operation != "bias"]
+    rows = [row for row in report.rows if row.name]
     x_right = _MARGIN + _LEFT + _GAP
-    places = {row.source: _TOP + i * _STEP for i, row in enumerate(rows)}
+    places = {row.name: _TOP + i * _STEP for i, row in enumerate(rows)}
     layers: dict[str, int] = {}
     for row in report.rows:
         if row.layer and row.layer not in layers:
-            layers[row.layer] = places.get(row.source, _TOP + len(rows) * _STEP)
+            layers[row.layer] = places.get(row.name, _TOP + len(rows) * _STEP)
     through = _layers_behind(rows)
     boxes, lines = [], []
     for row in rows:
-        y = places[row.source]
+        y = places[row.name]
         shape = " × ".join(map(str, row.output_shape))
         detail = f"{row.correspondence}" + (f" · {shape}" if shape else "")
         boxes.append(_Box(_MARGIN, y, _LEFT, f"{row.source} · {row.operation}", detail, row.correspondence))
@@ -83,7 +83,7 @@ def _layers_behind(rows: list[Row]) -> dict[str, str]:
     behind: dict[str, str] = {}
     for row in rows:
         passed_on = next((behind[i] for i in row.inputs if behind.get(i)), "")
-        behind[row.source] = row.layer or passed_on
+        behind[row.name] = row.layer or passed_on
     return behind
 
 
@@ -111,6 +111,7 @@ def _short(text: str, limit: int) -> str:
 
 _STYLE = (
     "svg{font-family:system-ui,sans-serif;--page:#fff;--ink:#1f2937;--soft:#6b7280;--line:#9ca3af;--layer:#eef2ff}"
+    "text{fill:#1f2937}rect{fill:#fff}.edge{stroke:#9ca3af}.layer rect{fill:#eef2ff}"  # for viewers without variables
     ".page{fill:var(--page)}.head{font-size:16px;font-weight:600;fill:var(--ink)}.title{font-size:12.5px;fill:var(--ink)}"
     ".detail{font-size:11px;fill:var(--soft)}rect{stroke-width:1.5;fill:var(--page)}path{fill:none}"
     ".edge{stroke:var(--line);stroke-width:1.5}.match{stroke-width:2;stroke-dasharray:5 4}"

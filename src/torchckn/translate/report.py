@@ -27,12 +27,15 @@ class Row:
     label: str
     """that node in words"""
     output_shape: tuple[int, ...]
+    """in the CKN, without the batch"""
     correspondence: Correspondence
     why: str
     faithful: bool
     """whether ``strict=True`` lets it pass"""
+    name: str = ""
+    """the operation's own name, unique even where a module is used twice; empty for what is part of another row"""
     inputs: tuple[str, ...] = ()
-    """the sources it gets its input from"""
+    """the names of the operations it gets its input from"""
 
 
 @dataclass(frozen=True)

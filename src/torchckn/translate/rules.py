@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +56,23 @@ def rule(*keys: Key) -> Callable[[Rule], Rule]:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def _weight(step: Step, inexact: list[str]) -> torch.Tensor:
+    """The weight of a layer; if it is computed from other parameters, that is a reason to add to ``inexact``."""
+    weight = step.option("weight", 1)
+    if step.is_computed(weight) or step.is_computed(step.option("bias", 2)):
+        raise step.refuse("its weights depend on the image", "Use weights that are parameters.")
+    if not isinstance(weight, Operation):
+        return weight
+    if weight.key is not None:
+        inexact.append("weights that are computed from others are free here")
+    return weight.value
+
+
+def _is_last(step: Step) -> bool:
+    return not any(user.is_tensor for user in step.operation.users)
 
 
 # Layers: projection onto a subspace.
@@ -64,12 +80,10 @@ def _pair(value: Any) -> tuple[int, int]:
 
 @rule(nn.Conv2d, F.conv2d, torch.conv2d, zoo.MaskedConv2d)
 def convolution(step: Step) -> Value:
-    weight = step.option("weight", 1)
-    weight = weight.value if isinstance(weight, Operation) else weight
-    filters, _, *size = weight.shape
+    inexact: list[str] = []
+    filters, _, *size = _weight(step, inexact).shape
     stride, dilation = _pair(step.option("stride", 3, 1)), _pair(step.option("dilation", 5, 1))
     source, padding = step.input, step.option("padding", 4, 0)
-    inexact = []
     if getattr(step.module, "padding_mode", "zeros") != "zeros":
         inexact.append(f"zeros take the place of padding_mode={step.module.padding_mode!r}")
     if isinstance(padding, str):
@@ -77,9 +91,13 @@ def convolution(step: Step) -> Value:
         padding = tuple(n // 2 for n in total)
         if any(n % 2 for n in total):  # an odd rest goes to the right and to the bottom
             rest = (0, total[1] % 2, 0, total[0] % 2)
-            source = step.emit(Pad(f"{step.name}_pad", padding=rest), why="padding='same' of an even window")
+            pad = Pad(step.builder.unique(f"{step.name}_pad"), padding=rest, inputs=(step.settled().node,))
+            source = dataclasses.replace(step.builder.add(pad), factor=source.factor, summed=source.summed)
     groups = step.option("groups", 6, 1)
-    if groups > 1:
+    if groups > 1 and step.input.summed:
+        groups = 1
+        inexact.append("one subspace for all channels: those of a direct sum are not in the ConvNet's groups")
+    elif groups > 1:
         inexact.append("a subspace for each group of channels, which are coordinates that a kernel does not have")
     if isinstance(step.module, zoo.MaskedConv2d):
         inexact.append("the connection scheme is made complete, as in the paper")
@@ -102,9 +120,9 @@ def linear(step: Step) -> Value:
             f"a linear layer on inputs of shape {step.input_shape} acts on their last axis only",
             "Flatten first, or use a 1x1 convolution.",
         )
-    weight = step.option("weight", 1)
-    filters = (weight.value if isinstance(weight, Operation) else weight).shape[0]
-    return step.layer(Dense(step.name, filters=filters), "projection onto a subspace for the entire representation")
+    inexact: list[str] = []
+    node = Dense(step.name, filters=_weight(step, inexact).shape[0])
+    return step.layer(node, "projection onto a subspace for the entire representation", inexact=inexact)
 
 
 # Nonlinearities: the kernel.
@@ -118,6 +136,8 @@ def relu(step: Step) -> Value:
 @rule(nn.Tanh, F.tanh, torch.tanh, "tanh", zoo.ScaledTanh, nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid")
 @rule(nn.Hardtanh, F.hardtanh, nn.Hardsigmoid, F.hardsigmoid, nn.Softsign, F.softsign, torch.erf)
 def squashing(step: Step) -> Value:
+    if _is_last(step) and "igmoid" in step.operation.kind:
+        return step.drop("part of the loss, not of the network", faithful=True)
     return step.activation(ArcCosine(0), False, "close to a step function, which is the arc-cosine kernel of order 0")
 
 
@@ -125,6 +145,16 @@ def squashing(step: Step) -> Value:
 @rule(nn.LeakyReLU, F.leaky_relu, nn.PReLU, F.prelu, nn.RReLU, nn.ReLU6, F.relu6, nn.ELU, F.elu, nn.SELU, F.selu, nn.CELU)
 def like_relu(step: Step) -> Value:
     return step.activation(ArcCosine(1), False, "close to ReLU, which is the arc-cosine kernel of order 1")
+
+
+@rule("clamp", torch.clamp, "clamp_", "clip", torch.clip, "clamp_min", torch.clamp_min)
+def clamp(step: Step) -> Value:
+    low, high = step.option("min", 1), step.option("max", 2)
+    if low == 0 and high is None:
+        return relu(step)
+    raise step.refuse(
+        f"clamping to [{low}, {high}] is not a nonlinearity with a known kernel", "Only clamp(min=0), ReLU, is."
+    )
 
 
 # Pooling: averages of feature maps.
@@ -215,8 +245,12 @@ def subsample(step: Step) -> Value:
 def indexing(step: Step) -> Value:
     index = step.operation.args[1]
     parts = index if isinstance(index, tuple) else (index,)
-    parts = tuple(part for part in parts if part is not Ellipsis) if len(parts) < 5 else parts
     whole = slice(None)
+    if Ellipsis in parts:
+        place, rank = parts.index(Ellipsis), len(step.input_shape) + 1
+        parts = parts[:place] + (whole,) * (rank - len(parts) + 1) + parts[place + 1 :]
+    if parts == (whole, whole, 0, 0) and step.input_shape[1:] == (1, 1):
+        return step.keep(dataclasses.replace(step.input, flat=True), "the only position there is")
     steps = [p.step or 1 for p in parts if isinstance(p, slice) and p.start is None and p.stop is None]
     if len(parts) != 4 or len(steps) != 4 or parts[:2] != (whole, whole):
         raise step.refuse(
@@ -231,46 +265,72 @@ def indexing(step: Step) -> Value:
 @rule(operator.add, operator.iadd, torch.add, "add", "add_", operator.sub, operator.isub, torch.sub, "sub", "sub_")
 def addition(step: Step) -> Value:
     if len(step.inputs) == 1:
+        if any(isinstance(a, (int, float)) and a == 0 for a in step.operation.args[:2]):
+            return step.keep(step.input, "changes nothing")
         return step.drop("kernel layers have no biases", faithful=False)
-    return _direct_sum(step, "independent branches add their kernels: the direct sum of their features")
+    if len({operand.shape for operand in step.operation.args[:2]}) > 1:
+        raise step.refuse("it adds feature maps of different sizes", "Bring both branches to one size first.")
+    alpha = float(step.option("alpha", 9, 1))
+    doubts = []
+    if sum(not v.gaussian for v in step.inputs) > 1:
+        doubts.append("products of nonlinear branches with each other are left out")
+    if len({v.node for v in step.inputs}) < len(step.inputs) or _share_weights(step):
+        doubts.append("the branches are not independent")
+    return _direct_sum(
+        step, "independent branches add their kernels: the direct sum of their features", doubts, (1.0, alpha)
+    )
+
+
+def _share_weights(step: Step) -> bool:
+    """Whether any module's weights have been used twice so far: branches may then depend on each other."""
+    return any("these weights twice" in row.why for row in step.builder.rows)
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def concatenation(step: Step) -> Value:
     if step.option("dim", 1, 0) not in (1, -len(step.output_shape)):
         raise step.refuse("concatenation is not along the channels", "Only torch.cat(..., dim=1) has a counterpart.")
-    return _direct_sum(step, "the direct sum of the features")
+    if len(step.inputs) < len(step.option("tensors", 0, ())):
+        raise step.refuse("it puts constants beside the feature maps", "Leave constant channels out.")
+    return _side_by_side(step)
 
 
 @rule(KernelSum)
-def kernel_sum(step: Step) -> Value:
-    return _direct_sum(step, "the direct sum of the features")
+def _side_by_side(step: Step) -> Value:
+    # A nonlinearity on units side by side is not the nonlinearity on their sum: the result is not gaussian.
+    return dataclasses.replace(_direct_sum(step, "the direct sum of the features"), gaussian=False)
 
 
-def _direct_sum(step: Step, why: str) -> Value:
+def _direct_sum(step: Step, why: str, doubts: Sequence[str] = (), factors: Sequence[float] = ()) -> Value:
     branches = [step.builder.flattened(v, f"{step.name}_flat{i}") for i, v in enumerate(step.inputs)]
-    value = step.emit(DirectSum(step.name), why=why, inputs=branches)
-    return dataclasses.replace(value, flat=len(step.output_shape) == 1)
+    given = tuple(factors) or (1.0,) * len(branches)
+    weights = tuple(abs(v.factor * f) for v, f in zip(branches, given, strict=True))
+    node = DirectSum(step.name, weights=None if set(weights) == {1.0} else weights)
+    value = step.emit(node, "inexact" if doubts else "exact", "; ".join((why, *doubts)), inputs=branches)
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1, summed=True, factor=1.0)
 
 
-@rule(
-    operator.mul,
-    operator.imul,
-    torch.mul,
-    "mul",
-    "mul_",
-    operator.truediv,
-    torch.div,
-    "div",
-    "div_",
-    operator.neg,
-    torch.neg,
-)
+@rule(operator.mul, operator.imul, torch.mul, "mul", "mul_", operator.neg, torch.neg, "neg")
+@rule(operator.truediv, operator.itruediv, torch.div, "div", "div_")
 def product(step: Step) -> Value:
     if len(step.inputs) > 1:
         raise step.refuse("a product of two feature maps is not a sum of kernels", "Leave gates and attention out.")
-    constant = not any(isinstance(a, Operation) and a.key is None for a in step.operation.args[1:])
-    return step.drop("a constant factor, which scaling the features undoes", faithful=constant)
+    others = [a for a in step.operation.args[:2] if not step.is_computed(a)]
+    divides = step.operation.key in (operator.truediv, operator.itruediv, torch.div, "div", "div_")
+    if divides and not step.is_computed(step.operation.args[0]):
+        raise step.refuse("it divides by a feature map", "Leave such divisions out.")
+    factor = -1.0  # negation
+    if others:
+        number = others[0].value if isinstance(others[0], Operation) else others[0]
+        trained = isinstance(number, nn.Parameter)
+        if isinstance(number, torch.Tensor) and (trained or number.numel() > 1):
+            what = "trainable factors" if trained else "factors of single channels"
+            return step.drop(f"{what}; filters and features are normalised", faithful=False)
+        factor = 1 / float(number) if divides else float(number)
+    if factor == 0:
+        raise step.refuse("it multiplies by zero", "Leave this branch out.")
+    value = dataclasses.replace(step.input, factor=step.input.factor * factor)
+    return step.keep(value, "a constant factor, which counts where branches meet")
 
 
 @rule(zoo.ChannelScale)
@@ -311,6 +371,8 @@ def padding(step: Step) -> Value:
     amounts = step.option("padding", 1, ()) if step.module is not None else step.option("pad", 1, ())
     mode, value = step.option("mode", 2, "constant"), step.option("value", 3, 0)
     amounts = tuple(amounts) + (0,) * (4 - len(amounts))
+    if mode == "constant" and value in (None, 0, 0.0) and not any(amounts[:4]) and len(amounts) <= 6:
+        return step.keep(step.input, "zero channels change no inner product")
     if mode != "constant" or value not in (None, 0, 0.0) or any(amounts[4:]):
         raise step.refuse(f"padding {amounts} in mode {mode!r} is not a border of zeros", "Pad height and width with zeros.")
     return step.emit(Pad(step.name, padding=amounts[:4]), why="zeros add nothing to an inner product")
@@ -320,9 +382,12 @@ def padding(step: Step) -> Value:
 @rule(nn.Unflatten, "unsqueeze", torch.unsqueeze, "permute", torch.permute, "transpose", torch.transpose)
 def reshaping(step: Step) -> Value:
     before, after = step.input_shape, step.output_shape
-    if after == before:
+    moves_axes = any(word in step.operation.kind for word in ("permute", "transpose"))
+    if after == before and not moves_axes:
         return step.keep(step.input, "changes nothing")
-    if len(after) == 1 and after[0] == torch.Size(before).numel() and len(step.operation.value) == 2:
+    size = torch.Size(before).numel()
+    vector = after == (size,) or (after == () and size == 1)
+    if vector and not moves_axes and len(step.operation.value) == 2:
         value = dataclasses.replace(step.input, flat=True)
         return step.keep(value, "a layer on the whole representation flattens it")
     raise step.refuse(
@@ -333,7 +398,7 @@ def reshaping(step: Step) -> Value:
 
 @rule(nn.Softmax, F.softmax, torch.softmax, "softmax", nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax")
 def softmax(step: Step) -> Value:
-    if any(user.is_tensor for user in step.operation.users):
+    if not _is_last(step):
         raise step.refuse("softmax within the network is attention", "Only a softmax at the very end has a counterpart.")
     return step.drop("part of the multinomial loss, not of the network", faithful=True)
 

@@ -7,6 +7,8 @@ network itself is left untouched: all of this happens to a copy. Read next: :mod
 from __future__ import annotations
 
 import copy
+import inspect
+import operator
 import re
 import traceback
 import warnings
@@ -69,28 +71,88 @@ def trace(net: nn.Module, input_shape: Sequence[int], is_known: Callable[[nn.Mod
 
     ``is_known`` says of a module whether it is to be taken whole; all others are looked into.
     """
-    net = copy.deepcopy(net).eval()
+    net = _copy(net)
     graph_module = _record(net, is_known)
     values = _run(graph_module, net, tuple(input_shape))
-    operations: dict[fx.Node, Operation] = {}
-    taken: set[str] = set()
+    #: what each node gives at the moment: itself, or what an operation in place has made of it
+    current: dict[fx.Node, Operation] = {}
+    operations: list[Operation] = []
+    taken = {"input", "head"}
     output: Any = None
-    inputs: list[Operation] = []
     for node in graph_module.graph.nodes:
+        args, kwargs = _replace(node.args, current), _replace(node.kwargs, current)
         if node.op == "output":
-            output = _replace(node.args[0], operations)
+            output = args[0]
             continue
-        args, kwargs = _replace(node.args, operations), _replace(node.kwargs, operations)
         key, kind, module = _identify(node, graph_module)
         source = str(node.target) if node.op in ("call_module", "get_attr", "placeholder") else node.name
-        name = _unique(node.name, taken)
-        operation = Operation(name, source, key, kind, module, args, kwargs, values[node], _place(node))
-        for earlier in node.all_input_nodes:
-            operations[earlier].users.append(operation)
-        if node.op == "placeholder" and not node.args:
-            inputs.append(operation)
-        operations[node] = operation
-    return Trace(list(operations.values()), inputs[0], output)
+        operation = Operation(_unique(node.name, taken), source, key, kind, module, args, kwargs, values[node], _place(node))
+        operations.append(operation)
+        current[node] = operation
+        if _is_in_place(operation) and node.all_input_nodes:
+            changed = current[node.all_input_nodes[0]]
+            current.update({n: operation for n, o in current.items() if o is changed})
+    used = _needed(output)
+    kept = [o for o in operations if id(o) in used or o is operations[0]]
+    for operation in kept:
+        for earlier in {id(o): o for o in _operations_in((operation.args, operation.kwargs))}.values():
+            earlier.users.append(operation)
+    return Trace(kept, operations[0], output)
+
+
+def _copy(net: nn.Module) -> nn.Module:
+    """A copy in eval mode, whose forward takes one argument: others keep their defaults."""
+    try:
+        net = copy.deepcopy(net).eval()
+        parameters = inspect.signature(net.forward).parameters.values()
+        forward = type(net).forward
+        net.__class__ = type(type(net).__name__, (type(net),), {"forward": lambda self, images: forward(self, images)})
+    except Exception as error:
+        raise TranslationError(
+            f"{type(net).__name__} cannot be copied, which translate does to leave it untouched: {_first_line(error)}. "
+            "Detach tensors that it holds, and pass the inner module of a compiled, parallel or scripted one."
+        ) from None
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(needed) > 1:
+        raise TranslationError(
+            f"translate expects a network of one input, a batch of images; {type(net).__name__}.forward takes {len(needed)}. "
+            "Wrap it in a module that fixes the others."
+        )
+    return net
+
+
+def _is_in_place(operation: Operation) -> bool:
+    """Whether it changes its input: what reads that input later reads the result."""
+    if isinstance(operation.key, str):
+        return operation.key.endswith("_") and not operation.key.endswith("__")
+    if operation.module is not None:
+        return bool(getattr(operation.module, "inplace", False))
+    name = getattr(operation.key, "__name__", "")
+    in_place_operators = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+    return operation.key in in_place_operators or name.endswith("_") or operation.kwargs.get("inplace") is True
+
+
+def _operations_in(item: Any) -> list[Operation]:
+    """The operations that an argument is made of."""
+    if isinstance(item, Operation):
+        return [item]
+    if isinstance(item, slice):
+        item = (item.start, item.stop, item.step)
+    if isinstance(item, dict):
+        item = tuple(item.values())
+    return [found for part in item for found in _operations_in(part)] if isinstance(item, (tuple, list)) else []
+
+
+def _needed(output: Any) -> set[int]:
+    """Everything that the output depends on; the rest is dead code."""
+    found: set[int] = set()
+    waiting = _operations_in(output)
+    while waiting:
+        operation = waiting.pop()
+        if id(operation) not in found:
+            found.add(id(operation))
+            waiting += _operations_in((operation.args, operation.kwargs))
+    return found
 
 
 class _Tracer(fx.Tracer):
@@ -105,7 +167,8 @@ class _Tracer(fx.Tracer):
 
 
 def _record(net: nn.Module, is_known: Callable[[nn.Module], bool]) -> fx.GraphModule:
-    if is_known(net) or (type(net).__module__.startswith("torch.nn") and not isinstance(net, nn.Sequential)):
+    home = type(net).__mro__[1].__module__  # of the class that was copied
+    if is_known(net) or (home.startswith("torch.nn") and not isinstance(net, nn.Sequential)):
         net = nn.Sequential(net)  # a single layer is a network as well
     tracer = _Tracer(is_known)
     try:
@@ -113,15 +176,9 @@ def _record(net: nn.Module, is_known: Callable[[nn.Module], bool]) -> fx.GraphMo
     except Exception as error:
         raise TranslationError(
             f"{type(net).__name__} cannot be traced{_culprit(error)}: {_first_line(error)}. Its forward must do the same "
-            "operations for every image: no `if` or loop that depends on pixel values, no conversion of tensors to numbers. "
+            "operations for every image: no `if` or loop that depends on pixel values or sizes, no tensors turned into numbers. "
             "Move such code out of forward, or put it into a module of its own and register a rule for that module."
         ) from None
-    inputs = [node for node in graph.nodes if node.op == "placeholder" and not node.args]  # args: a default value
-    if len(inputs) != 1:
-        raise TranslationError(
-            f"translate expects a network of one input, a batch of images; {type(net).__name__}.forward takes {len(inputs)}. "
-            "Wrap it in a module that fixes the others."
-        )
     return fx.GraphModule(net, graph)
 
 
@@ -168,16 +225,19 @@ def _identify(node: fx.Node, graph_module: fx.GraphModule) -> tuple[Key | None, 
     return None, node.op, None
 
 
-def _replace(argument: Any, operations: dict[fx.Node, Operation]) -> Any:
-    return fx.node.map_arg(argument, lambda node: operations[node])  # type: ignore[arg-type,return-value]
+def _replace(argument: Any, current: dict[fx.Node, Operation]) -> Any:
+    return fx.node.map_arg(argument, lambda node: current[node])  # type: ignore[arg-type,return-value]
 
 
 def _unique(name: str, taken: set[str]) -> str:
     """A name that a graph's node can have: not used yet, and not one of a module dictionary's own."""
-    while name in taken or name == "input" or hasattr(nn.ModuleDict, name):
+    while name in taken or hasattr(_MODULES, name):
         name += "_"
     taken.add(name)
     return name
+
+
+_MODULES = nn.ModuleDict()
 
 
 def _place(node: fx.Node) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..errors import ConfigError
 from .base import ConvNet
 
 
@@ -22,6 +23,8 @@ class AlexNet(ConvNet):
     ) -> None:
         super().__init__(filters)
         w = self.width
+        if filters is not None and filters % groups:
+            raise ConfigError(f"filters={filters} cannot be shared out among {groups} groups; pass a multiple, or groups=1")
 
         def normalise() -> list[nn.Module]:
             return [nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=2.0)] if lrn else []

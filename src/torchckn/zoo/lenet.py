@@ -105,6 +105,8 @@ class LeNet5(_LeNet):
         padding: int = 0,
     ) -> None:
         super().__init__(filters)
+        if not isinstance(padding, int) or not 0 <= padding <= 4:
+            raise ConfigError(f"padding expects a whole number from 0 to 4, came {padding!r}; 2 is for 28x28 images")
         self.input_shape = (1, 32 - 2 * padding, 32 - 2 * padding)  # type: ignore[misc]
         widths = self.width(16) * 5 * 5, self.width(120), self.width(84)
         dense: dict[str, nn.Module] = {

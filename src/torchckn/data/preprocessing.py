@@ -1,0 +1,70 @@
+"""What is done to pixels before the first layer: standardisation and, for CIFAR-10, whitening.
+
+Paper: section 5.1. The statistics come from training images only. They become nodes of the network's graph, so they are saved
+with it, and the network takes pixels between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DataError
+from ..graph import Graph, Node, Standardize, Whiten
+
+
+def unit_pixels(images: Tensor, like: Tensor | None = None) -> Tensor:
+    """Pixels between 0 and 1: bytes are divided by 255, other numbers taken as they are; in dtype and device of ``like``."""
+    like = torch.empty(0) if like is None else like
+    scaled = images.to(like)
+    return scaled.div_(255) if images.dtype == torch.uint8 else scaled
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Standardisation by channel, then whitening if asked for.
+
+    Example:
+        >>> from torchckn import data, translate, zoo
+        >>> digits = data.load("mnist-mini")
+        >>> pixels = data.Preprocessing.fit(digits.train.images)
+        >>> ckn = translate(zoo.build("lenet1"), (1, 28, 28), preprocessing=pixels)
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    whiten: int | None = None
+    """side of the whitened patches, 3 in the paper; None: no whitening"""
+    whiten_eps: float = 1e-3
+
+    @staticmethod
+    def fit(images: Tensor, whiten: bool | int = False, whiten_eps: float = 1e-3) -> Preprocessing:
+        """The means and standard deviations of each channel of these images, which are training images."""
+        if images.ndim != 4 or not len(images):
+            raise DataError(f"Preprocessing.fit expects images (N, C, H, W), came {tuple(images.shape)}")
+        sums = torch.zeros(2, images.shape[1], dtype=torch.float64)
+        for some in images.split(1000):  # bounded memory, exact sums
+            pixels = unit_pixels(some, torch.empty(0, dtype=torch.float64))
+            sums += torch.stack([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3))])
+        mean, square = sums / (images.numel() / images.shape[1])
+        std = (square - mean**2).clamp(min=0).sqrt()
+        if not bool((std > 0).all()):
+            raise DataError("all pixels of a channel are equal: there is nothing to standardise, and nothing to learn from")
+        side = 3 if whiten is True else (whiten or None)
+        return Preprocessing(tuple(mean.tolist()), tuple(std.tolist()), side, whiten_eps)
+
+    def nodes(self) -> list[Node]:
+        """As nodes, to stand before all others in a graph."""
+        first: list[Node] = [Standardize("standardize", mean=self.mean, std=self.std)]
+        return first + (
+            [Whiten("whiten", patch_size=(self.whiten, self.whiten), eps=self.whiten_eps)] if self.whiten else []
+        )
+
+    def output_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The shape of what a network gets to see of images of this shape."""
+        if image_shape[0] != len(self.mean):
+            raise ConfigError(f"this preprocessing is for {len(self.mean)} channels, the images have {image_shape[0]}")
+        shape = Graph(image_shape, self.nodes()).shapes[self.nodes()[-1].name]
+        return shape[0], shape[1], shape[2]

@@ -1,0 +1,78 @@
+"""Features of all images, and what a network makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data import batches
+from ..data.preprocessing import unit_pixels
+from ..errors import DataError
+from ..nn.network import CKN
+
+#: images that go through a network at a time when no gradient is needed: few enough that their features stay in the cache
+CHUNK = 64
+
+
+@torch.inference_mode()
+def extract_features(ckn: CKN, data: Any, *, batch_size: int = CHUNK) -> tuple[Tensor, Tensor | None]:
+    """The features of all images, before scaling, and their labels if there are any: (N, d), (N,)"""
+    training = ckn.training
+    ckn.eval()
+    try:
+        found, labels = [], []
+        for images, targets in batches(data, batch_size):
+            found.append(ckn.features(unit_pixels(images, ckn.head.weight)))
+            if targets is not None:
+                labels.append(targets)
+    finally:
+        ckn.train(training)
+    if not found:
+        raise DataError("there are no images to take features of")
+    return torch.cat(found), torch.cat(labels) if labels else None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a network gets right."""
+
+    accuracy: float
+    loss: float
+    """mean negative log-likelihood"""
+    images: int
+    predictions: Tensor
+    """the class with the highest score, one an image"""
+
+    def __str__(self) -> str:
+        return f"accuracy {self.accuracy:.4f}, loss {self.loss:.4f}, {self.images} images"
+
+
+def evaluate(ckn: CKN, data: Any, *, batch_size: int = CHUNK) -> Evaluation:
+    """Accuracy and loss on images with labels."""
+    features, labels = extract_features(ckn, data, batch_size=batch_size)
+    if labels is None:
+        raise DataError("evaluate needs labels: pass a pair (images, labels), or a Dataset or DataLoader of such pairs")
+    with torch.inference_mode():
+        training = ckn.scaling.training
+        scores = ckn.head(ckn.scaling.eval()(features))
+        ckn.scaling.train(training)
+    labels = check_labels(labels, ckn.head.out_features).to(scores.device)
+    predictions = scores.argmax(1)
+    accuracy = float((predictions == labels).double().mean())
+    return Evaluation(accuracy, float(F.cross_entropy(scores, labels)), len(labels), predictions.cpu())
+
+
+def check_labels(labels: Tensor, classes: int) -> Tensor:
+    """Labels as whole numbers from 0 to classes - 1."""
+    if labels.is_floating_point() or labels.ndim != 1:
+        raise DataError(f"labels must be whole numbers, one for each image, came {tuple(labels.shape)} of {labels.dtype}")
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise DataError(
+            f"labels must be from 0 to {classes - 1} for a head of {classes} classes, came {int(labels.min())} to "
+            f"{int(labels.max())}; pass classes=... to translate, or number the classes from 0"
+        )
+    return labels.long()
