@@ -81,7 +81,7 @@ def read_image(file: Path, mode: str = "") -> tuple[Tensor, str]:
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{file} cannot be read as an image ({error}); replace or remove it") from error
     array = pixels[None] if kind == "L" else pixels.transpose(2, 0, 1)
-    return torch.from_numpy(np.ascontiguousarray(array)), kind
+    return torch.from_numpy(np.array(array)), kind  # a copy: what PIL gives may not be written to
 
 
 def load_npz(file: Path) -> DataSet:

@@ -20,6 +20,7 @@ import numpy as np
 import scipy.optimize
 import torch
 import torch.nn.functional as F
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, unknown_name
@@ -133,13 +134,31 @@ def fit_classifier(
     max_iterations: int = 1000,
 ) -> tuple[Tensor, Tensor, HeadFit]:
     """The classifier V (d, classes), c (classes,) on features x (n, d), and how its penalty was chosen."""
+    # scipy's own threads would fight with torch's over the cores, and make small problems a hundred times slower.
+    with threadpool_limits(1, user_api="blas"):
+        return _fit_classifier(x, y, classes, valid_x, valid_y, loss, lam, lambdas, search, refit, max_iterations)
+
+
+def _fit_classifier(
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    valid_x: Tensor | None,
+    valid_y: Tensor | None,
+    loss: Loss,
+    lam: float | None,
+    lambdas: Sequence[float],
+    search: Search,
+    refit: bool,
+    max_iterations: int,
+) -> tuple[Tensor, Tensor, HeadFit]:
     solver = (_Multinomial if loss == "multinomial" else _Square)(x, y, classes, max_iterations)
     curve: list[LambdaScore] = []
     best: tuple[Tensor, Tensor] | None = None
     if lam is None:
         assert valid_x is not None
         assert valid_y is not None
-        best_accuracy, lam = -1.0, float(lambdas[0])
+        best_accuracy, lam = -1.0, 0.0
         for candidate in _candidates(lambdas, search, curve):
             start = None if search == "exhaustive" else solver.last
             weight, bias, objective, evaluations = solver.solve(candidate, start)
@@ -193,6 +212,8 @@ class _Multinomial:
 
     #: how many products the matrix behind the preconditioner may cost; images beyond that are left out of it
     _BUDGET = 2e10
+    #: iterations before the preconditioner is made anew
+    _ROUND = 50
 
     def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int) -> None:
         self.x, self.y, self.classes, self.max_iterations = x, y, classes, max_iterations
@@ -201,17 +222,31 @@ class _Multinomial:
         self.last: Start = None
 
     def solve(self, lam: float, start: Start) -> tuple[Tensor, Tensor, float, int]:
-        d, classes, device = self.x.shape[1], self.classes, self.x.device
-        weight = torch.zeros(d, classes, dtype=torch.float64, device=device)
-        bias = torch.zeros(classes, dtype=torch.float64, device=device)
+        d, device = self.x.shape[1], self.x.device
+        weight = torch.zeros(d, self.classes, dtype=torch.float64, device=device)
+        bias = torch.zeros(self.classes, dtype=torch.float64, device=device)
         if start is not None:
             weight, bias = (part.double() for part in start)
             bias = bias + self.mean.double() @ weight
-        factor = torch.linalg.cholesky(self._curvature(weight, bias, lam))  # L
+        objective, left, evaluations = float("inf"), self.max_iterations, 0
+        while left > 0:  # in rounds, for the curvature changes on the way
+            weight, bias, found = self._descend(weight, bias, lam, min(left, self._ROUND))
+            left, evaluations = left - max(1, int(found.nit)), evaluations + int(found.nfev)
+            gain, objective = objective - float(found.fun), float(found.fun)
+            if gain < 1e-5 * abs(objective):
+                break
+        bias = bias - self.mean.double() @ weight  # features were centred on the way, which only moves the bias
+        self.last = weight, bias
+        return weight.to(self.x.dtype), bias.to(self.x.dtype), objective, evaluations
+
+    def _descend(self, weight: Tensor, bias: Tensor, lam: float, iterations: int) -> tuple[Tensor, Tensor, Any]:
+        """A round of L-BFGS in coordinates U with V = L^-T U, where L L^T is the curvature at the start."""
+        d, classes, device = self.x.shape[1], self.classes, self.x.device
+        factor = torch.linalg.cholesky(self._curvature(weight, bias, lam))
 
         def decode(flat: np.ndarray) -> tuple[Tensor, Tensor]:
             both = torch.from_numpy(flat).to(device).view(d + 1, classes)
-            return torch.linalg.solve_triangular(factor.T, both[:-1], upper=True), both[-1]  # V = L^-T U
+            return torch.linalg.solve_triangular(factor.T, both[:-1], upper=True), both[-1]
 
         def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
             weight, bias = decode(flat)
@@ -226,18 +261,10 @@ class _Multinomial:
             torch.cat([factor.T @ weight, bias[None]]).flatten().cpu().numpy(),
             jac=True,
             method="L-BFGS-B",
-            options={
-                "maxiter": self.max_iterations,
-                "maxfun": 2 * self.max_iterations,
-                "ftol": 1e-7,
-                "gtol": 1e-6,
-                "maxcor": 20,
-            },
+            options={"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-8, "gtol": 1e-7, "maxcor": 20},
         )
-        weight, shifted = decode(found.x)
-        bias = shifted - self.mean.double() @ weight  # features were centred on the way, which only moves the bias
-        self.last = weight, bias
-        return weight.to(self.x.dtype), bias.to(self.x.dtype), float(found.fun), int(found.nfev)
+        weight, bias = decode(found.x)
+        return weight, bias, found
 
     def _curvature(self, weight: Tensor, bias: Tensor, lam: float) -> Tensor:
         """About the Hessian, the same for every class: the features' covariance weighted by the average of p (1 - p)."""

@@ -174,6 +174,9 @@ class CKN(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The features of images, before scaling and head: (N, C, H, W) -> (N, d)"""
+        return self._run(x)[0].flatten(1)
+
+    def _check(self, x: Tensor) -> None:
         if x.ndim != 4 or tuple(x.shape[1:]) != self.graph.input_shape:
             raise DataError(
                 f"this network expects images (N, {', '.join(map(str, self.graph.input_shape))}), came {tuple(x.shape)}; "
@@ -181,7 +184,6 @@ class CKN(nn.Module):
             )
         require_same_type("this network", x, self.head.weight)
         check_finite(x)
-        return self._run(x)[0].flatten(1)
 
     def inputs_of(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
         """What the layer called ``name`` gets when the network sees ``x``."""
@@ -191,6 +193,7 @@ class CKN(nn.Module):
 
     def _run(self, x: Tensor, before: str | None = None) -> tuple[Tensor, ...]:
         """The output of the last node, or the inputs of the node called ``before``."""
+        self._check(x)
         values = {self.graph.input: x}
         last_use = {name: node.name for node in self.graph.nodes for name in node.inputs}
         for node in self.graph.nodes:

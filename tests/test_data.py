@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import multiprocessing
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import torchckn
+from torchckn import data
+from torchckn.data import sources
+from torchckn.data.preprocessing import unit_pixels
+from torchckn.errors import ConfigError, DataError
+from torchckn.graph import Conv, Graph
+
+# The embedded set.
+
+
+def test_the_embedded_digits_are_balanced_and_real() -> None:
+    digits = data.load("mnist-mini")
+    assert digits.test is not None
+    assert digits.train.images.shape == (6000, 1, 28, 28)
+    assert digits.train.labels.bincount().tolist() == [600] * 10
+    assert digits.test.labels.bincount().tolist() == [150] * 10
+    # The first images of MNIST are a 5, a 0 and a 4; the set's mean is close to that of all of MNIST, 0.1307.
+    assert digits.train.labels[:3].tolist() == [5, 0, 4]
+    assert unit_pixels(digits.train.images).mean().item() == pytest.approx(0.1307, abs=0.003)
+    assert digits.image_shape == (1, 28, 28)
+
+
+# Fetching.
+
+
+def write_idx(folder: Path, arrays: dict[str, np.ndarray], compress: bool = False) -> None:
+    names = {
+        "train_images": "train-images-idx3-ubyte",
+        "train_labels": "train-labels-idx1-ubyte",
+        "test_images": "t10k-images-idx3-ubyte",
+        "test_labels": "t10k-labels-idx1-ubyte",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, name in names.items():
+        array = arrays[part]
+        raw = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+        target = folder / (name + (".gz" if compress else ""))
+        target.write_bytes(gzip.compress(raw) if compress else raw)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """A tiny data set of MNIST's format, with no mirror that answers and no npm."""
+    g = np.random.default_rng(0)
+    arrays = {
+        "train_images": g.integers(0, 255, (20, 4, 4), np.uint8),
+        "train_labels": (np.arange(20) % 10).astype(np.uint8),
+        "test_images": g.integers(0, 255, (10, 4, 4), np.uint8),
+        "test_labels": np.arange(10).astype(np.uint8),
+    }
+    hashes = {part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in arrays.items()}
+    source = sources.Source(tuple("0123456789"), hashes, sources._idx, (("http://127.0.0.1:9/nothing.gz",),), None)
+    monkeypatch.setitem(sources.SOURCES, "tiny", source)
+    return arrays
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("place", [".", "tiny", "MNIST/raw"])
+def test_files_that_are_there_already_are_found_and_cached(
+    tiny: dict[str, np.ndarray], tmp_path: Path, compress: bool, place: str
+) -> None:
+    write_idx(tmp_path / place, tiny, compress)
+    found = data.load("tiny", tmp_path)
+    assert np.array_equal(found.train.images[:, 0], tiny["train_images"])
+    assert data.verify("tiny", tmp_path)
+    again = data.load("tiny", tmp_path)  # from the cache
+    assert torch.equal(again.train.images, found.train.images)
+    assert not list(tmp_path.glob(".fetching-*"))
+
+
+def test_the_environment_names_the_folder(
+    tiny: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHCKN_DATA", str(tmp_path))
+    write_idx(tmp_path, tiny)
+    data.load("tiny")
+    assert (tmp_path / "tiny" / "train_images.npy").is_file()
+    assert data.data_folder(tmp_path / "other") == tmp_path / "other"
+
+
+def test_what_cannot_be_fetched_leaves_nothing_and_says_what_was_tried(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"tiny could not be fetched; nothing was left behind. Tried:\n.*127.0.0.1"
+    ) as caught:
+        data.load("tiny", tmp_path, progress=False)
+    assert "Put its original files into" in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
+
+
+def test_wrong_content_is_refused_by_its_hash(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
+    tampered = {**tiny, "train_images": tiny["train_images"] ^ 1}
+    write_idx(tmp_path, tampered)
+    with pytest.raises(DataError, match="the content of train_images is not that of the data set"):
+        data.load("tiny", tmp_path)
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_what_a_killed_process_left_behind_does_not_matter(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
+    left = tmp_path / ".fetching-abc"
+    left.mkdir()
+    (left / "train_images.npy").write_bytes(b"half")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "train_images.npy").write_bytes(b"half of it")
+    write_idx(tmp_path, tiny)
+    assert len(data.load("tiny", tmp_path).train.images) == 20
+    assert not left.exists()
+
+
+def test_a_damaged_cache_is_named(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
+    write_idx(tmp_path, tiny)
+    data.load("tiny", tmp_path)
+    (tmp_path / "tiny" / "test_images.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(DataError, match="the cached tiny in .* is damaged .*; delete that folder and load it again"):
+        data.load("tiny", tmp_path)
+
+
+def ten_digits() -> dict[str, np.ndarray]:
+    pixels, digits = np.zeros((10, 4, 4), np.uint8), np.arange(10, dtype=np.uint8)
+    return {part: pixels if "images" in part else digits for part in sources.PARTS}
+
+
+def _fetch_mini(folder: str, queue: Any) -> None:
+    arrays = {
+        part: np.zeros((10, 4, 4), np.uint8) if "images" in part else np.arange(10, dtype=np.uint8) for part in sources.PARTS
+    }
+    hashes = {part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in arrays.items()}
+    sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), hashes, sources._idx, (), None)
+    queue.put(len(data.load("tiny", folder).train.images))
+
+
+def test_processes_that_fetch_at_once_do_not_collide(tmp_path: Path) -> None:
+    arrays = {
+        part: np.zeros((10, 4, 4), np.uint8) if "images" in part else np.arange(10, dtype=np.uint8) for part in sources.PARTS
+    }
+    write_idx(tmp_path, arrays)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=_fetch_mini, args=(str(tmp_path), queue)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert [queue.get(timeout=120) for _ in processes] == [10, 10, 10]
+    for process in processes:
+        process.join()
+
+
+def test_cifar_is_read_from_its_binary_files(tmp_path: Path) -> None:
+    g = np.random.default_rng(0)
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    rows = {}
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        rows[name] = g.integers(0, 10, (3, 3073), np.uint8)
+        rows[name].tofile(folder / f"{name}.bin")
+    arrays = sources._cifar_binary(tmp_path)
+    assert arrays is not None
+    assert arrays["train_images"].shape == (15, 3, 32, 32)
+    assert arrays["train_labels"][3] == rows["data_batch_2"][0, 0]
+    assert arrays["test_images"][2, 1, 0, 0] == rows["test_batch"][2, 1 + 1024]
+
+
+def test_cifar_is_read_from_pictures_of_rows(tmp_path: Path) -> None:
+    g = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        Image.fromarray(g.integers(0, 255, (2, 1024, 3), np.uint8)).save(tmp_path / f"{name}.png")
+    (tmp_path / "train_lables.json").write_text("[0,1,2,3,4,5,6,7,8,9]")
+    (tmp_path / "test_lables.json").write_text("[3,8]")
+    arrays = sources._cifar_pictures(tmp_path)
+    pixels = np.asarray(Image.open(tmp_path / "data_batch_1.png"))
+    assert arrays["train_images"].shape == (10, 3, 32, 32)
+    assert arrays["train_images"][1, 2, 0, 31] == pixels[1, 31, 2]
+    assert arrays["test_labels"].tolist() == [3, 8]
+
+
+def test_unknown_names_and_paths_are_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError, match="unknown data set 'mnits'.*Did you mean 'mnist'.*path of a folder"):
+        data.load("mnits")
+    with pytest.raises(DataError, match="mnist has not been fetched into"):
+        data.verify("mnist", os.devnull + "x")
+
+
+# One's own images.
+
+
+def save(path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: int = 7) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (size[1], size[0]), value if mode == "L" else (value, 2, 3)).save(path)
+
+
+def test_a_folder_with_a_sub_folder_for_each_class(tmp_path: Path) -> None:
+    save(tmp_path / "cat" / "a.png")
+    save(tmp_path / "dog" / "b.jpg", value=100)
+    save(tmp_path / "dog" / "c.PNG", value=200)
+    (tmp_path / "dog" / "notes.txt").write_text("not an image")
+    found = data.load(tmp_path)
+    assert found.classes == ("cat", "dog")
+    assert found.train.images.shape == (3, 3, 5, 4)
+    assert found.train.labels.tolist() == [0, 1, 1]
+    assert found.train.images[0, :, 0, 0].tolist() == [7, 2, 3]
+    assert found.test is None
+
+
+def test_a_folder_with_training_and_test_part(tmp_path: Path) -> None:
+    for part, n in (("train", 2), ("test", 1)):
+        for name in ("one", "two"):
+            for i in range(n):
+                save(tmp_path / part / name / f"{i}.png", mode="L", value=i)
+    found = data.load(str(tmp_path))
+    assert found.test is not None
+    assert found.train.images.shape == (4, 1, 5, 4)
+    assert found.test.labels.tolist() == [0, 1]
+
+
+def test_an_npz_file(tmp_path: Path) -> None:
+    x, y = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4), np.array([1, 0])
+    np.savez(tmp_path / "own.npz", x=x, y=y, x_test=x[:1], y_test=y[:1])
+    found = data.load(tmp_path / "own.npz")
+    assert found.train.images.shape == (2, 1, 3, 4)
+    assert found.test is not None
+    assert found.test.labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: (save(p / "a" / "1.png"), save(p / "b" / "2.png", (6, 6))), "images must have one size: .*2.png has 6x6"),
+        (lambda p: (save(p / "a" / "1.png"), (p / "b").mkdir()), "class 'b' is empty"),
+        (lambda p: save(p / "a" / "1.png"), "a sub-folder of images for each class, at least two, came 1: a"),
+        (
+            lambda p: (save(p / "a" / "1.png"), save(p / "b" / "2.png"), (p / "b" / "3.png").write_bytes(b"x")),
+            "3.png cannot be read",
+        ),
+        (
+            lambda p: (
+                save(p / "train" / "a" / "1.png"),
+                save(p / "train" / "b" / "1.png"),
+                *(save(p / "test" / c / "1.png") for c in "bc"),
+            ),
+            "has classes that .* does not have: c",
+        ),
+    ],
+)
+def test_folders_that_will_not_do_are_refused_with_the_file(tmp_path: Path, make: Any, message: str) -> None:
+    make(tmp_path)
+    with pytest.raises(DataError, match=message):
+        data.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((2, 3, 3))}, "expects arrays x and y, came x"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2, int)}, r"x of shape \(N, H, W\) or \(N, C, H, W\)"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y to be whole numbers"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, int)}, "2 images and 3 labels"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "labels from 0 to 0, came -1"),
+        ({"x": np.full((2, 3, 3), np.nan), "y": np.array([0, 1])}, "NaN or infinite"),
+        ({"x": np.zeros((0, 3, 3)), "y": np.zeros(0, int)}, "has no images"),
+        ({"x": np.array([None]), "y": np.zeros(1, int)}, "cannot be read as an .npz file of plain arrays"),
+    ],
+)
+def test_npz_files_that_will_not_do_are_refused_with_a_reason(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        data.load(tmp_path / "own.npz")
+
+
+# Splits, preprocessing, batches.
+
+
+def test_a_split_is_a_partition_by_a_seed() -> None:
+    part = data.Part(torch.arange(10.0)[:, None, None, None], torch.arange(10))
+    train, valid = data.split(part, 3, seed=1)
+    assert sorted([*train.labels.tolist(), *valid.labels.tolist()]) == list(range(10))
+    assert torch.equal(train.images.flatten(), train.labels.float())
+    assert torch.equal(data.split(part, 3, seed=1)[1].labels, valid.labels)
+    assert not torch.equal(data.split(part, 3, seed=2)[1].labels, valid.labels)
+    with pytest.raises(ConfigError, match="between 1 and 9 images, came 10"):
+        data.split(part, 10)
+
+
+def test_preprocessing_standardises_by_training_statistics_and_travels_with_the_model(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = data.Preprocessing.fit(images)
+    plain = unit_pixels(images, torch.empty(0, dtype=torch.float64))
+    torch.testing.assert_close(torch.tensor(pixels.mean).double(), plain.mean((0, 2, 3)))
+    torch.testing.assert_close(torch.tensor(pixels.std).double(), plain.std((0, 2, 3), unbiased=False))
+    graph = Graph((3, 8, 8), [*pixels.nodes(), Conv("conv", filters=2)])
+    ckn = torchckn.CKN(graph, dtype=torch.float64)
+    seen = ckn.inputs_of("conv", plain)[0]
+    torch.testing.assert_close(seen.mean((0, 2, 3)), torch.zeros(3).double(), atol=1e-12, rtol=0)
+    assert torchckn.load(torchckn.save(ckn, tmp_path / "model")).graph == graph
+
+
+def test_a_whitened_network_takes_images_and_sees_patches() -> None:
+    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    pixels = data.Preprocessing.fit(images, whiten=True)
+    net = torchckn.zoo.build("allcnn", filters=4, in_channels=27)
+    ckn = torchckn.translate(net, (3, 32, 32), preprocessing=pixels)
+    assert [n.name for n in ckn.graph.nodes[:2]] == ["standardize", "whiten"]
+    assert ckn(unit_pixels(images)).shape == (5, 10)
+    with pytest.raises(ConfigError, match="preprocessing is for 3 channels, the images have 1"):
+        torchckn.translate(net, (1, 32, 32), preprocessing=pixels)
+
+
+def test_images_of_one_colour_cannot_be_standardised() -> None:
+    with pytest.raises(DataError, match="all pixels of a channel are equal"):
+        data.Preprocessing.fit(torch.ones(3, 1, 4, 4))
+    with pytest.raises(DataError, match=r"images \(N, C, H, W\), came \(3, 4, 4\)"):
+        data.Preprocessing.fit(torch.ones(3, 4, 4))
+
+
+X, Y = torch.arange(10.0).reshape(10, 1, 1, 1), torch.arange(10)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(zip(X, Y, strict=True))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        (X, Y),
+        [X.numpy(), Y.numpy()],
+        TensorDataset(X, Y),
+        DataLoader(TensorDataset(X, Y), batch_size=4),
+        Stream(),
+    ],
+    ids=["pair", "arrays", "dataset", "loader", "stream"],
+)
+def test_data_come_in_many_forms_and_out_in_one(form: Any) -> None:
+    seen = list(data.batches(form, 4, labels=True))
+    assert torch.equal(torch.cat([x for x, _ in seen]), X)
+    assert torch.equal(torch.cat([y for _, y in seen if y is not None]), Y)
+    assert [len(x) for x, _ in seen] == [4, 4, 2]
+
+
+def test_images_alone_are_data_and_a_generator_shuffles_them() -> None:
+    order = torch.cat([x for x, _ in data.batches(X, 3, generator=torch.Generator().manual_seed(0))]).flatten()
+    assert sorted(order.tolist()) == X.flatten().tolist()
+    assert not torch.equal(order, X.flatten())
+    assert data.size_of(X) == data.size_of((X, Y)) == data.size_of(DataLoader(TensorDataset(X, Y))) == 10
+    assert data.size_of(Stream()) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (X, "labels are needed here"),
+        ((X, Y[:3]), "10 images and 3 labels"),
+        ((X[:, 0], Y), r"images \(N, C, H, W\), came shape \(10, 1, 1\)"),
+        ({"x": X}, "a Dataset or a DataLoader, came dict"),
+    ],
+)
+def test_data_that_will_not_do_are_refused_with_a_reason(form: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(data.batches(form, 4, labels=True))
+    with pytest.raises(DataError, match="batch_size expects"):
+        list(data.batches(X, 0))
