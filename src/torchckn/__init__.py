@@ -7,7 +7,7 @@ The reading order is that of the paper, *Kernel-based Translations of Convolutio
 __version__ = "0.1.0"
 
 # The layer
-from . import errors, graph, kernels, nn, zoo
+from . import data, errors, graph, kernels, nn, zoo
 from .errors import CKNError, ConfigError, DataError, NotFittedError, NumericalError, TranslationError
 
 # The network and its readings
@@ -23,7 +23,7 @@ from .storage import load, save
 from .translate import translate
 
 # Training
-from .fit import fit_filters  # isort: skip
+from .fit import evaluate, fit_filters, fit_head  # isort: skip
 from .compare import compare_kernels  # isort: skip
 
 __all__ = [
@@ -36,9 +36,12 @@ __all__ = [
     "NumericalError",
     "TranslationError",
     "compare_kernels",
+    "data",
     "errors",
+    "evaluate",
     "exact_kernel",
     "fit_filters",
+    "fit_head",
     "graph",
     "inverse_sqrt",
     "kernels",

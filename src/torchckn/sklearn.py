@@ -1,0 +1,225 @@
+"""Kernel networks as scikit-learn estimators: features without labels, and a classifier on them.
+
+Images come as (N, C, H, W), as (N, H, W), or as flat rows (N, C * H * W) together with an ``image_shape``, which is what a
+``Pipeline`` or ``GridSearchCV`` around other estimators needs.
+
+Example:
+    >>> from torchckn import data
+    >>> from torchckn.sklearn import CKNClassifier
+    >>> digits = data.load("mnist-mini")
+    >>> model = CKNClassifier(filters=8, patches=500, random_state=0)
+    >>> model = model.fit(digits.train.images[:600].numpy(), digits.train.labels[:600].numpy())
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from .data.preprocessing import Preprocessing
+from .errors import DataError
+from .fit.features import extract_features
+from .fit.filters import fit_filters
+from .fit.head import fit_classifier
+from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
+from .kernels import RBFSphere
+from .nn.network import CKN, Centring
+
+
+class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
+    """What the transformer and the classifier share: images in, filters by k-means."""
+
+    def __init__(
+        self,
+        filters: int = 32,
+        sigma: float = 0.6,
+        kernel_size: int = 3,
+        layers: int = 2,
+        output_size: int = 4,
+        patches: int = 10_000,
+        eps: float = 1e-3,
+        whiten: bool = False,
+        centring: Centring = "image",
+        image_shape: tuple[int, ...] | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.filters = filters
+        self.sigma = sigma
+        self.kernel_size = kernel_size
+        self.layers = layers
+        self.output_size = output_size
+        self.patches = patches
+        self.eps = eps
+        self.whiten = whiten
+        self.centring = centring
+        self.image_shape = image_shape
+        self.random_state = random_state
+
+    def _images(self, x: Any, *, reset: bool) -> Tensor:
+        """Images (N, C, H, W) as float32; bytes as pixels between 0 and 1."""
+        as_bytes = getattr(x, "dtype", None) == np.uint8
+        more_than_rows = getattr(x, "ndim", 2) > 2
+        rows = validate_data(self, x, reset=reset, dtype=np.float32, allow_nd=True, ensure_2d=not more_than_rows)
+        if rows.ndim == 2:
+            shape = self._row_shape(rows.shape[1])
+            if int(np.prod(shape)) != rows.shape[1]:
+                raise DataError(f"rows of {rows.shape[1]} numbers are not images of image_shape={shape}")
+            rows = rows.reshape(-1, *shape)
+        if rows.ndim == 3:
+            rows = rows[:, None]
+        if rows.ndim != 4:
+            raise DataError(f"images must be (N, C, H, W), (N, H, W) or rows with an image_shape, came {rows.shape}")
+        images = torch.from_numpy(np.ascontiguousarray(rows))
+        return images / 255 if as_bytes else images
+
+    def _row_shape(self, length: int) -> tuple[int, ...]:
+        if self.image_shape is not None:
+            return tuple(self.image_shape)
+        side = int(length**0.5)
+        return (1, side, side) if side * side == length else (1, 1, length)  # square grey images, or a signal
+
+    def _build(self, images: Tensor) -> CKN:
+        """``layers`` times a kernel layer, with pooling between them, on standardised (or whitened) images."""
+        generator = torch.Generator().manual_seed(0 if self.random_state is None else int(self.random_state))
+        channels, height, width = images.shape[1:]
+        scale = images.std() > 0
+        nodes = list(Preprocessing.fit(images, self.whiten).nodes()) if scale else []
+        size = [height, width]
+        for i in range(self.layers):
+            window = min(self.kernel_size, size[0]), min(self.kernel_size, size[1])
+            kernel = RBFSphere(self.sigma)
+            nodes.append(Conv(f"conv{i + 1}", filters=self.filters, kernel_size=window, kernel=kernel, eps=self.eps))
+            size = [n - w + 1 for n, w in zip(size, window, strict=True)]
+            if i + 1 < self.layers and min(size) >= 4:
+                nodes.append(AveragePool(f"pool{i + 1}", kernel_size=(2, 2)))
+                size = [n // 2 for n in size]
+        nodes.append(
+            AdaptiveAveragePool("pool", output_size=(min(self.output_size, size[0]), min(self.output_size, size[1])))
+        )
+        centring = "none" if self.filters == 1 else self.centring
+        ckn = CKN(Graph((channels, height, width), nodes), centring=centring, generator=generator).eval()
+        return fit_filters(ckn, images, self.patches, generator=generator) if scale else ckn
+
+    def _features(self, images: Tensor) -> Tensor:
+        if tuple(images.shape[1:]) != self.ckn_.graph.input_shape:
+            raise DataError(
+                f"this model was fitted on images of shape {self.ckn_.graph.input_shape}, came {tuple(images.shape[1:])}"
+            )
+        features, _ = extract_features(self.ckn_, images)
+        with torch.no_grad():
+            return self.ckn_.scaling.eval()(features)
+
+
+class CKNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _CKNEstimator):  # type: ignore[misc]
+    """Features of images, learned without labels: kernel layers whose filters are found by k-means on patches.
+
+    Args:
+        filters, sigma, kernel_size, layers, eps: of the layers, which have the RBF kernel on the sphere.
+        output_size: the last layer's features are averaged to this many rows and columns.
+        patches: how many patches a layer's filters are chosen from.
+        whiten: whiten images patch by patch first; for colour photographs.
+        image_shape: (C, H, W) or (H, W) of images that come as flat rows.
+        random_state: decides the filters.
+    """
+
+    def fit(self, x: Any, y: Any = None) -> CKNTransformer:
+        images = self._images(x, reset=True)
+        self.ckn_ = self._build(images)
+        features, _ = extract_features(self.ckn_, images)
+        self.ckn_.scaling.calibrate(features)
+        self._n_features_out = features.shape[1]
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        return tags
+
+    def transform(self, x: Any) -> np.ndarray:
+        check_is_fitted(self)
+        features: np.ndarray = self._features(self._images(x, reset=False)).numpy()
+        return features
+
+
+class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
+    """A linear classifier on the features of :class:`CKNTransformer`; its penalty is chosen on a part of the images.
+
+    Args:
+        lam: the penalty; None chooses it on ``validation`` of the images, and then fits on all of them.
+        others: as for :class:`CKNTransformer`.
+    """
+
+    def __init__(
+        self,
+        filters: int = 32,
+        sigma: float = 0.6,
+        kernel_size: int = 3,
+        layers: int = 2,
+        output_size: int = 4,
+        patches: int = 10_000,
+        eps: float = 1e-3,
+        whiten: bool = False,
+        centring: Centring = "image",
+        image_shape: tuple[int, ...] | None = None,
+        random_state: int | None = None,
+        lam: float | None = None,
+        validation: float = 0.2,
+    ) -> None:
+        super().__init__(
+            filters, sigma, kernel_size, layers, output_size, patches, eps, whiten, centring, image_shape, random_state
+        )
+        self.lam = lam
+        self.validation = validation
+
+    def fit(self, x: Any, y: Any) -> CKNClassifier:
+        if y is None:
+            raise ValueError("CKNClassifier requires y to be passed, but the target y is None")
+        images = self._images(x, reset=True)
+        labels = column_or_1d(y, warn=True)
+        check_classification_targets(labels)
+        if len(labels) != len(images):
+            raise DataError(f"y must have one label for each of {len(images)} images, came {len(labels)}")
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise DataError(f"CKNClassifier needs at least two classes, came one class only: {self.classes_[0]}")
+        self.ckn_ = self._build(images)
+        features, _ = extract_features(self.ckn_, images)
+        self.ckn_.scaling.calibrate(features)
+        scaled = self._features(images)
+        targets = torch.from_numpy(codes.astype(np.int64))
+        generator = torch.Generator().manual_seed(0 if self.random_state is None else int(self.random_state))
+        order = torch.randperm(len(images), generator=generator)
+        held = max(1, int(self.validation * len(images)))
+        if self.lam is not None or held >= len(images):
+            lam = 1e-3 if self.lam is None else self.lam
+            weight, bias, self.head_fit_ = fit_classifier(scaled, targets, len(self.classes_), lam=lam)
+        else:
+            kept, valid = order[held:], order[:held]
+            parts = scaled[kept], targets[kept], len(self.classes_), scaled[valid], targets[valid]
+            weight, bias, self.head_fit_ = fit_classifier(*parts, refit=True)
+        self.coef_, self.intercept_ = weight.T.numpy(), bias.numpy()
+        return self
+
+    def decision_function(self, x: Any) -> np.ndarray:
+        check_is_fitted(self)
+        scores: np.ndarray = self._features(self._images(x, reset=False)).numpy() @ self.coef_.T + self.intercept_
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        scores = np.asarray(self.decision_function(x), dtype=np.float64)
+        if scores.ndim == 1:
+            scores = np.stack([np.zeros_like(scores), scores], 1)
+        scores -= scores.max(1, keepdims=True)
+        weights = np.exp(scores)
+        return weights / weights.sum(1, keepdims=True)
+
+    def predict(self, x: Any) -> np.ndarray:
+        scores = self.decision_function(x)
+        index = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
+        return self.classes_[index]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import RidgeClassifier
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import check_estimator
+
+from torchckn import data
+from torchckn.errors import DataError
+from torchckn.sklearn import CKNClassifier, CKNTransformer
+
+SMALL: dict[str, Any] = {"filters": 6, "patches": 300, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    part = data.load("mnist-mini").train
+    return part.images[:400].numpy(), part.labels[:400].numpy()
+
+
+def test_images_and_flat_rows_are_the_same(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, _ = digits
+    images = CKNTransformer(**SMALL).fit(x).transform(x[:50])
+    grey = CKNTransformer(**SMALL).fit(x[:, 0]).transform(x[:50, 0])
+    rows = CKNTransformer(**SMALL, image_shape=(1, 28, 28)).fit(x.reshape(400, -1)).transform(x[:50].reshape(50, -1))
+    assert images.shape == (50, 6 * 16)
+    np.testing.assert_allclose(images, rows, atol=1e-5)
+    np.testing.assert_allclose(images, grey, atol=1e-5)
+
+
+def test_a_classifier_learns_digits_and_its_probabilities_sum_to_one(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = digits
+    names = np.array(list("abcdefghij"))[y]
+    model = CKNClassifier(**SMALL).fit(x[:300], names[:300])
+    assert model.score(x[300:], names[300:]) > 0.7
+    probabilities = model.predict_proba(x[300:])
+    np.testing.assert_allclose(probabilities.sum(1), 1)
+    assert (model.classes_[probabilities.argmax(1)] == model.predict(x[300:])).all()
+    assert set(model.predict(x[300:])) <= set("abcdefghij")
+
+
+def test_two_classes_have_one_score(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = digits
+    model = CKNClassifier(**SMALL, lam=1e-3).fit(x, y > 4)
+    assert model.decision_function(x).shape == (400,)
+    assert model.predict(x).dtype == bool
+
+
+def test_it_works_in_a_pipeline_and_a_grid_search(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = digits
+    rows = x.reshape(400, -1).astype(np.float32) / 255
+    pipeline = make_pipeline(CKNTransformer(**SMALL, image_shape=(1, 28, 28)), RidgeClassifier())
+    search = GridSearchCV(pipeline, {"ckntransformer__sigma": [0.4, 0.8]}, cv=2, error_score="raise").fit(rows, y)
+    assert search.best_score_ > 0.6
+    assert clone(pipeline).get_params()["ckntransformer__filters"] == 6
+
+
+def test_the_random_state_decides(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, _ = digits
+    one, same, other = (CKNTransformer(**{**SMALL, "random_state": s}).fit_transform(x) for s in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.allclose(one, other)
+
+
+def test_images_that_do_not_fit_are_refused_with_a_reason(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = digits
+    with pytest.raises(DataError, match="rows of 784 numbers are not images of image_shape="):
+        CKNTransformer(image_shape=(1, 20, 20)).fit(x.reshape(400, -1))
+    with pytest.raises(DataError, match=r"fitted on images of shape \(1, 28, 28\), came \(1, 14, 14\)"):
+        CKNTransformer(**SMALL).fit(x).transform(x[:, :, ::2, ::2])
+    with pytest.raises(DataError, match="at least two classes, came one class only: 3"):
+        CKNClassifier(**SMALL).fit(x, np.full(400, 3))
+    with pytest.raises(DataError, match="one label for each of 400 images, came 3"):
+        CKNClassifier(**SMALL).fit(x, y[:3])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("estimator", [CKNTransformer(filters=4, patches=100), CKNClassifier(filters=4, patches=100)])
+def test_scikit_learn_s_own_checks_pass(estimator: Any) -> None:
+    results = check_estimator(estimator, on_fail=None, on_skip=None)
+    assert len(results) > 40
+    assert not [result["check_name"] for result in results if result["status"] == "failed"]
