@@ -25,12 +25,12 @@ def median_times(candidates: Mapping[str, Callable[[], object]], rounds: int = 9
 
 def _peak(prepare: Callable[[], Callable[[], object]], connection: Connection) -> None:
     call = prepare()
-    before = _high_water()
+    before = high_water()
     call()
-    connection.send((_high_water() - before) / 1024)
+    connection.send((high_water() - before) / 1024)
 
 
-def _high_water() -> int:
+def high_water() -> int:
     """The most memory this process ever had, in kilobytes. (``getrusage`` would count its parent's as well.)"""
     status = Path("/proc/self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))

@@ -1,0 +1,63 @@
+"""Accuracy and time of networks trained without labels for their filters, on the full data sets.
+
+    python -m benchmarks.unsupervised lenet5      # or lenet1, allcnn, ckn-cifar
+
+Filters by k-means, features of all images, the penalty of the head on 10,000 validation images, a refit on all training
+images; the test set is read once, at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+import torchckn
+from torchckn import data, presets, zoo
+from torchckn.kernels import RBFSphere
+from torchckn.nn.network import CKN
+
+from .measure import high_water
+
+
+def network(name: str, images: torch.Tensor, generator: torch.Generator) -> CKN:
+    """32 filters a layer, the RBF kernel in every layer, as in the released runs of the paper's authors."""
+    if name in presets.names():
+        return presets.build(name, images, generator=generator)
+    whitened = name == "allcnn"
+    pixels = data.Preprocessing.fit(images, whiten=whitened)
+    options = {"lenet5": {"padding": 2}, "allcnn": {"in_channels": 27}}.get(name, {})
+    net = zoo.build(name, filters=32, **options)
+    shape = (images.shape[1], images.shape[2], images.shape[3])
+    rbf = RBFSphere(0.6)
+    return torchckn.translate(net, shape, rbf, linear_kernel=rbf, preprocessing=pixels, generator=generator)
+
+
+def main(name: str) -> None:
+    whole = data.load("cifar10" if name in ("allcnn", "ckn-cifar") else "mnist")
+    assert whole.test is not None
+    train, valid = data.split(whole.train, 10_000)
+    start = last = time.perf_counter()
+
+    def lap(what: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        print(f"{what:34s} {now - last:7.1f} s", flush=True)
+        last = now
+
+    generator = torch.Generator().manual_seed(0)
+    ckn = network(name, train.images, generator)
+    torchckn.fit_filters(ckn, train, generator=generator)
+    lap("filters")
+    found = torchckn.fit_head(ckn, train, valid, refit=True)
+    lap("features of training images, head")
+    result = torchckn.evaluate(ckn, whole.test)
+    lap("features of test images, accuracy")
+    exponent = torch.tensor(found.lam).log2().item()
+    print(f"{name}: lambda 2^{exponent:.0f}, validation {found.accuracy:.4f}, test {result.accuracy:.4f}")
+    print(f"total {time.perf_counter() - start:.1f} s, peak memory {high_water() / 1e6:.2f} GB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "lenet5")
