@@ -77,6 +77,9 @@ class KernelComparison:
             axes.plot(x, [row.median for row in rows], marker=marker, label=label)
             axes.fill_between(x, [min(row.errors) for row in rows], [max(row.errors) for row in rows], alpha=0.2)
         axes.set(xscale="log", yscale="log", xlabel="filters per layer", ylabel="relative error of the Gram matrix")
+        counts = sorted({row.filters for row in self.rows})
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_xticks([], minor=True)
         axes.set_title("Distance to the exact kernel")
         axes.grid(alpha=0.3, which="both")
         axes.legend()
@@ -86,7 +89,7 @@ class KernelComparison:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.2g} %" if value < 1 else f"{100 * value:.0f} %"
+    return f"{100 * value:.2g} %" if value < 0.095 else f"{100 * value:.0f} %"
 
 
 def compare_kernels(
