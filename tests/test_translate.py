@@ -37,8 +37,6 @@ def run(ckn: torchckn.CKN, *shape: int) -> Tensor:
 
 # The paper's networks: appendix "CKN counterparts to ConvNets".
 
-IDENTITY = "identity"
-
 
 @pytest.mark.parametrize(
     ("name", "expected"),

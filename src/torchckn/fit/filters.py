@@ -169,11 +169,10 @@ def pick_patches(layer: KernelLayer, x: Tensor, per_image: int, generator: torch
         chosen = places[order].to(x.device)  # (n, tries)
         image = torch.arange(n, device=x.device)[:, None]
         patches = view[image, chosen // width, chosen % width].flatten(3).flatten(2)  # (n, tries, s)
-        largest, smallest = patches.amax(2), patches.amin(2)
-        spread = largest - smallest if patches.shape[2] > 1 and not isinstance(layer, KernelLinear) else largest.abs()
-        if isinstance(layer, KernelLinear):
-            spread = patches.abs().amax(2)
-        varied = spread > torch.finfo(x.dtype).eps * patches.abs().amax(2)
+        size = patches.abs().amax(2)
+        single = patches.shape[2] == 1 or isinstance(layer, KernelLinear)
+        spread = size if single else patches.amax(2) - patches.amin(2)
+        varied = spread > torch.finfo(x.dtype).eps * size
         wanted = varied & (varied.cumsum(1) <= per_image)
         rows.append(patches[wanted])
     fewest = min(len(r) for r in rows)

@@ -3,7 +3,6 @@ r"""The ultimate layer on all the features: a linear classifier by quasi-Newton,
 .. math:: \min_{V, c} \; \frac1n \sum_{i=1}^n \mathcal L(y_i, V^T x_i + c) + \lambda \|V\|_F^2
 
 Paper: section 5.1 (L-BFGS on all features, lambda from 2^-40 to 2^0), Algorithm 2. The bias c is not penalised.
-Read next: :mod:`torchckn.fit.ulr`.
 
 Plain L-BFGS crawls here: features are strongly correlated. So it works in coordinates U with V = L^-T U, where ``L L^T = h C +
 2 lambda I``, h C being the features' covariance weighted by how uncertain each image is: about the Hessian's own Cholesky

@@ -6,8 +6,7 @@ Paper: section 3.1 (the layer), section 3.2 "Layer type" (convolutional, partial
 Read first: :mod:`torchckn.nn.functional`, the equation itself. Read next: :mod:`torchckn.graph`.
 
 Every layer has its filters in ``weight``, a ``Parameter`` of unit-norm rows from construction on: random until fitted.
-Keep them on the sphere when you train them: :class:`torchckn.fit.SphereSGD` does, and ``layer.normalize_()`` brings the
-filters back after the step of any other optimizer.
+Keep them on the sphere when you train them: ``layer.normalize_()`` brings them back after the step of an optimizer.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class KernelLayer(nn.Module):
         if not (low > 0.9 and high < 1.1):
             raise NumericalError(
                 f"{type(self).__name__} expects filters of norm 1, came norms from {low.item():.3g} to {high.item():.3g}; "
-                "call layer.normalize_() (or network.normalize_()) after each optimizer step, or train with SphereSGD"
+                "call layer.normalize_() (or network.normalize_()) after each optimizer step"
             )
 
     def extra_repr(self) -> str:

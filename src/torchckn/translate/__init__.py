@@ -142,14 +142,10 @@ def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, 
     builder.shapes[Graph.input] = shape
     values = {traced.input.name: Value(Graph.input, shape)}
     for operation in traced.operations:
-        depends = _depends_on(operation, values)
-        if operation.key is None or (not operation.is_tensor and not depends):
-            continue  # the input, parameters, and arithmetic with sizes
-        if _is_bookkeeping(operation):
-            continue
-        if not depends:
-            continue  # a computation with parameters alone, such as a weight times a mask
         step = Step(builder, operation, values)
+        # Not translated: the input and parameters, arithmetic with sizes, and with parameters alone (a weight times a mask).
+        if operation.key is None or _is_bookkeeping(operation) or not step.inputs:
+            continue
         key = rule_module(operation.module, RULES) if operation.module is not None else operation.key
         if key not in RULES:
             raise step.refuse(*reason_against(operation))
@@ -186,17 +182,10 @@ def _apply(applied: Rule, step: Step) -> Value:
     return value
 
 
-def _depends_on(operation: Operation, values: dict[str, Value]) -> bool:
-    return bool(Step(Builder(Policy()), operation, values).inputs)
-
-
 def _is_bookkeeping(operation: Operation) -> bool:
     """Whether it only asks for sizes: ``x.size(0)``, ``x.shape[0]``."""
-    return (not operation.is_tensor and operation.key in ("size", "dim", getattr, len)) or (
-        not operation.is_tensor
-        and isinstance(operation.value, (int, float, torch.Size, tuple, torch.dtype, torch.device))
-        and not any(isinstance(v, torch.Tensor) for v in (operation.value if isinstance(operation.value, tuple) else ()))
-    )
+    parts = operation.value if isinstance(operation.value, tuple) else (operation.value,)
+    return all(isinstance(part, (int, float, torch.dtype, torch.device)) for part in parts)
 
 
 def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: int | None) -> int:
@@ -222,7 +211,7 @@ def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: in
         if last.pending.inputs == (Graph.input,):
             builder.nodes.clear()
         return last.pending.filters if classes is None else classes
-    settled = builder.settle(last)
+    builder.settle(last)
     if classes is None:
         if len(output.shape) != 1:
             raise TranslationError(
@@ -232,7 +221,6 @@ def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: in
         classes = output.shape[0]
     why = "the network ends without a linear layer; one is added, as the paper adds one to All-CNN-C"
     builder.rows.append(Row("", "", "head", "head: linear", (classes,), "kept", why, True, "", (output.name,)))
-    assert settled.node
     return classes
 
 
