@@ -22,14 +22,19 @@ class LayerShape(NamedTuple):
     identity: bool = False
 
 
-#: LeNet-5 (appendix): convolution and pooling, then the nonlinearity on 1x1 patches; last two fully connected
+#: LeNet-1 and LeNet-5 (appendix): convolution and pooling, then the nonlinearity on 1x1 patches; last two fully connected
+LENET1 = ((1, 28, 28), [LayerShape(5, pool=2), LayerShape(1, identity=True)] * 2)
 LENET5 = ((1, 32, 32), [LayerShape(5, pool=2), LayerShape(1, identity=True)] * 2 + [LayerShape(5), LayerShape(1)])
 #: All-CNN-C (appendix), before its global average pooling
 ALLCNN = (
     (3, 32, 32),
     [LayerShape(3, 1, 1), LayerShape(3, 1, 1), LayerShape(3, 2)] * 2 + [LayerShape(3, 1, 1), LayerShape(1), LayerShape(1)],
 )
-SHAPES: dict[str, tuple[tuple[int, int, int], list[LayerShape]]] = {"LeNet-5": LENET5, "All-CNN-C": ALLCNN}
+SHAPES: dict[str, tuple[tuple[int, int, int], list[LayerShape]]] = {
+    "LeNet-1": LENET1,
+    "LeNet-5": LENET5,
+    "All-CNN-C": ALLCNN,
+}
 
 
 def kernel_network(name: str, filters: int) -> torchckn.CKN:
@@ -57,15 +62,20 @@ def kernel_network(name: str, filters: int) -> torchckn.CKN:
 
 
 class Classifier(nn.Module):
-    """Layers, global average, linear head: the frame of the baselines."""
+    """Layers, for All-CNN-C a global average, linear head: the frame of the baselines."""
 
-    def __init__(self, layers: list[nn.Module], features: int) -> None:
+    def __init__(self, name: str, layers: list[nn.Module], filters: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(features, 10)
+        self.averages = name == "All-CNN-C"
+        self.head = nn.Linear(16 * filters if name == "LeNet-1" else filters, 10)
+
+    def features(self, x: Tensor) -> Tensor:
+        maps = self.layers(x)
+        return maps.mean((2, 3)) if self.averages else maps.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(x).mean((2, 3)))
+        return self.head(self.features(x))
 
 
 def reference_network(name: str, filters: int) -> nn.Module:
@@ -77,7 +87,7 @@ def reference_network(name: str, filters: int) -> nn.Module:
             module.weight = nn.Parameter(torch.eye(filters), requires_grad=False)
         modules.append(module)
         channels = filters
-    return Classifier(modules, filters)
+    return Classifier(name, modules, filters)
 
 
 def convnet(name: str, filters: int) -> nn.Module:
@@ -92,4 +102,4 @@ def convnet(name: str, filters: int) -> nn.Module:
         else:
             modules.append(nn.ReLU())
         channels = filters
-    return Classifier(modules, filters)
+    return Classifier(name, modules, filters)

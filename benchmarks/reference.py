@@ -48,3 +48,40 @@ class ReferenceConv(nn.Module):
         side = (x.shape[2] + 2 * self.padding - self.size) // self.stride + 1
         features = features.unflatten(2, (side, -1))
         return F.avg_pool2d(features, self.pool) if self.pool > 1 else features
+
+
+def ulr_step(network: nn.Module, images: Tensor, labels: Tensor, lam: float, tau: float, lr: float) -> None:
+    """Algorithm 3: the model's Hessian formed in full and in the graph, gradients back-propagated through the solve.
+
+    ``network`` has ``features(x)`` and a linear ``head``. (The penalty includes the bias here, which changes no time.)
+    """
+    filters = [m.weight for m in network.modules() if isinstance(m, ReferenceConv) and m.weight.requires_grad]
+    for weight in filters:
+        weight.grad = None
+    head: nn.Linear = network.head  # type: ignore[assignment]
+    value, _ = _reduced(network.features(images), labels, head, lam, tau)  # type: ignore[operator]
+    value.backward()
+    with torch.no_grad():
+        for weight in filters:
+            assert weight.grad is not None
+            moved = weight - lr * weight.grad / weight.grad.norm(dim=1, keepdim=True)
+            weight.copy_(moved / moved.norm(dim=1, keepdim=True))
+        _, eta = _reduced(network.features(images), labels, head, lam, tau)  # type: ignore[operator]
+        head.weight.add_(eta[:, :-1])
+        head.bias.add_(eta[:, -1])
+
+
+def _reduced(features: Tensor, labels: Tensor, head: nn.Linear, lam: float, tau: float) -> tuple[Tensor, Tensor]:
+    centred = features - features.mean(1, keepdim=True)
+    scaled = centred / centred.norm(dim=1).mean()
+    x = torch.cat([scaled, torch.ones(len(scaled), 1)], 1)
+    classifier = torch.cat([head.weight, head.bias[:, None]], 1).detach()
+    p = torch.softmax(x @ classifier.T, 1)
+    residual = p - F.one_hot(labels, p.shape[1])
+    gradient = (residual.T @ x / len(x) + 2 * lam * classifier).flatten()
+    spread = torch.diag_embed(p) - p[:, :, None] * p[:, None]  # (N, K, K)
+    hessian = torch.einsum("nkl,ni,nj->kilj", spread, x, x).reshape(len(gradient), -1) / len(x)
+    hessian = hessian + (2 * lam + tau) * torch.eye(len(gradient))
+    eta = -torch.linalg.solve(hessian, gradient)
+    loss = F.cross_entropy(x @ classifier.T, labels) + lam * classifier.square().sum()
+    return loss + gradient @ eta + eta @ hessian @ eta / 2, eta.view_as(classifier)

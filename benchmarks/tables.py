@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -11,8 +12,10 @@ from rich.table import Table
 from torch import nn
 
 from .accuracy import COUNTS, KINDS, METHODS, median_error
+from .clusters import clusters_table
 from .measure import median_times, peak_memory
 from .networks import SHAPES, convnet, kernel_network, reference_network
+from .training import large_table, parts_table, step_table
 
 BUILD: dict[str, Callable[[str, int], nn.Module]] = {
     "torchckn": kernel_network,
@@ -95,5 +98,9 @@ def main() -> None:
     torch.manual_seed(0)
     console = Console(width=150)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-    for table in (accuracy_table, speed_table, memory_table):
+    for table in (accuracy_table, speed_table, memory_table, step_table, parts_table, large_table):
         console.print(table(), "")
+    if importlib.util.find_spec("faiss") is None:
+        console.print("k-means against faiss is left out: pip install 'torchckn[bench]' brings faiss")
+    else:
+        console.print(clusters_table("mnist-mini"))

@@ -1,6 +1,6 @@
 """Accuracy and time of networks trained without labels for their filters, on the full data sets.
 
-    python -m benchmarks.unsupervised lenet5      # or lenet1, allcnn, ckn-cifar
+    python -m benchmarks.unsupervised lenet5 --seed 1      # or lenet1, allcnn, ckn-cifar
 
 Filters by k-means, features of all images, the penalty of the head on 10,000 validation images, a refit on all training
 images; the test set is read once, at the end.
@@ -8,7 +8,7 @@ images; the test set is read once, at the end.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 
 import torch
@@ -34,10 +34,10 @@ def network(name: str, images: torch.Tensor, generator: torch.Generator) -> CKN:
     return torchckn.translate(net, shape, rbf, linear_kernel=rbf, preprocessing=pixels, generator=generator)
 
 
-def main(name: str) -> None:
+def main(name: str, seed: int) -> None:
     whole = data.load("cifar10" if name in ("allcnn", "ckn-cifar") else "mnist")
     assert whole.test is not None
-    train, valid = data.split(whole.train, 10_000)
+    train, valid = data.split(whole.train, 10_000, seed)
     start = last = time.perf_counter()
 
     def lap(what: str) -> None:
@@ -46,7 +46,7 @@ def main(name: str) -> None:
         print(f"{what:34s} {now - last:7.1f} s", flush=True)
         last = now
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     ckn = network(name, train.images, generator)
     torchckn.fit_filters(ckn, train, generator=generator)
     lap("filters")
@@ -60,4 +60,8 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "lenet5")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("network", choices=["lenet5", "lenet1", "allcnn", *presets.names()])
+    parser.add_argument("--seed", type=int, default=0, help="of the split, the patches and k-means")
+    given = parser.parse_args()
+    main(given.network, given.seed)

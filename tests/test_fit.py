@@ -12,9 +12,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import torchckn
 from torchckn import data, translate, zoo
 from torchckn.errors import ConfigError, DataError
-from torchckn.fit import evaluate, extract_features, fit_filters, fit_head, head, spherical_kmeans
+from torchckn.fit import classifier, evaluate, extract_features, fit_filters, fit_head, spherical_kmeans
+from torchckn.fit.classifier import fit_classifier
 from torchckn.fit.filters import pick_patches, sample_patches, windows
-from torchckn.fit.head import fit_classifier
 from torchckn.graph import AveragePool, Conv, Dense, Graph, Local
 from torchckn.kernels import RBFSphere
 from torchckn.nn import KernelConv2d, KernelLinear, KernelLocal2d
@@ -301,7 +301,7 @@ def test_preconditioning_saves_evaluations(monkeypatch: pytest.MonkeyPatch) -> N
     x, y = features(2000, 60)
     valid = features(100, 60, seed=1)
     (ours,) = fit_classifier(x, y, 4, *valid, lambdas=[2.0**-12])[2].curve
-    monkeypatch.setattr(head._Multinomial, "_curvature", lambda self, w, b, lam: torch.eye(60, dtype=torch.float64))
+    monkeypatch.setattr(classifier._Multinomial, "_curvature", lambda self, w, b, lam: torch.eye(60, dtype=torch.float64))
     (plain,) = fit_classifier(x, y, 4, *valid, lambdas=[2.0**-12])[2].curve
     assert ours.evaluations < 0.7 * plain.evaluations
     assert ours.objective <= plain.objective * 1.001
@@ -373,3 +373,11 @@ def test_heads_that_cannot_be_fitted_are_refused_with_a_reason(call: Any, error:
 def test_a_fully_connected_layer_sees_whole_images() -> None:
     layer = KernelLinear(144, 3)
     assert pick_patches(layer, IMAGES[:5], 1, seeded()).shape == (1, 5, 144)
+
+
+def test_features_that_depend_on_each_other_do_not_stop_the_solver() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 1, generator=g) * torch.ones(40) + 1e-5 * torch.randn(400, 40, generator=g)
+    x = x - x.mean(1, keepdim=True)
+    found = fit_classifier(x, torch.arange(400) % 4, 4, x[:50], torch.arange(50) % 4)[2]
+    assert all(score.objective <= 1.387 for score in found.curve)  # log 4, the objective of an empty classifier

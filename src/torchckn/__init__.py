@@ -8,9 +8,10 @@ __version__ = "0.1.0"
 
 # The layer
 from . import data, errors, graph, kernels, nn, zoo
-from .errors import CKNError, ConfigError, DataError, NotFittedError, NumericalError, TranslationError
 
 # The network and its readings
+from .convnet import ScaledConvNet
+from .errors import CKNError, ConfigError, DataError, NotFittedError, NumericalError, TranslationError
 from .exact import exact_kernel
 from .graph import Graph
 from .nn.invsqrt import inverse_sqrt
@@ -23,7 +24,7 @@ from .storage import load, save
 from .translate import translate
 
 # Training
-from .fit import evaluate, fit_filters, fit_head  # isort: skip
+from .fit import evaluate, fit_filters, fit_head, train  # isort: skip
 from .compare import compare_kernels  # isort: skip
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Graph",
     "NotFittedError",
     "NumericalError",
+    "ScaledConvNet",
     "TranslationError",
     "compare_kernels",
     "data",
@@ -48,6 +50,7 @@ __all__ = [
     "load",
     "nn",
     "save",
+    "train",
     "translate",
     "zoo",
 ]

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from .data.preprocessing import Preprocessing
 from .errors import DataError
+from .fit.classifier import fit_classifier
 from .fit.features import extract_features
 from .fit.filters import fit_filters
-from .fit.head import fit_classifier
 from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
 from .kernels import RBFSphere
 from .nn.network import CKN, Centring

@@ -28,15 +28,15 @@ def batches(
     if isinstance(data, (DataLoader, IterableDataset)):
         loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size)
         for batch in loader:
-            yield _checked(batch, labels)
+            yield checked_batch(batch, labels)
         return
     if isinstance(data, Dataset):
         if not isinstance(data, Sized):
             raise DataError(f"a dataset must say how long it is, which {type(data).__name__} does not")
         for index in _indices(len(data), batch_size, generator):
-            yield _checked(default_collate([data[int(i)] for i in index]), labels)
+            yield checked_batch(default_collate([data[int(i)] for i in index]), labels)
         return
-    images, targets = _checked(data, labels)
+    images, targets = checked_batch(data, labels)
     for index in _indices(len(images), batch_size, generator):
         yield images[index], None if targets is None else targets[index]
 
@@ -57,7 +57,7 @@ def _indices(n: int, batch_size: int, generator: torch.Generator | None) -> Iter
     return iter(order.split(batch_size)) if n else iter(())
 
 
-def _checked(batch: Any, need_labels: bool) -> tuple[Tensor, Tensor | None]:
+def checked_batch(batch: Any, need_labels: bool) -> tuple[Tensor, Tensor | None]:
     if isinstance(batch, (Tensor, np.ndarray)):
         images, labels = batch, None
     elif isinstance(batch, (tuple, list)) and len(batch) == 2:

@@ -9,26 +9,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import batches
+from ..data import batches, size_of
 from ..data.preprocessing import unit_pixels
 from ..errors import DataError
-from ..nn.network import CKN
+from ..nn.network import Classifier
+from ..progress import progress as show_progress
 
 #: images that go through a network at a time when no gradient is needed: few enough that their features stay in the cache
 CHUNK = 64
 
 
 @torch.inference_mode()
-def extract_features(ckn: CKN, data: Any, *, batch_size: int = CHUNK) -> tuple[Tensor, Tensor | None]:
+def extract_features(
+    ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: bool | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The features of all images, before scaling, and their labels if there are any: (N, d), (N,)"""
     training = ckn.training
     ckn.eval()
     try:
-        found, labels = [], []
-        for images, targets in batches(data, batch_size):
-            found.append(ckn.features(unit_pixels(images, ckn.head.weight)))
-            if targets is not None:
-                labels.append(targets)
+        found, labels, done = [], [], 0
+        with show_progress("features", size_of(data), progress) as report:
+            for images, targets in batches(data, batch_size):
+                found.append(ckn.features(unit_pixels(images, ckn.head.weight)))
+                if targets is not None:
+                    labels.append(targets)
+                done += len(images)
+                report(done, "")
     finally:
         ckn.train(training)
     if not found:
@@ -51,9 +57,9 @@ class Evaluation:
         return f"accuracy {self.accuracy:.4f}, loss {self.loss:.4f}, {self.images} images"
 
 
-def evaluate(ckn: CKN, data: Any, *, batch_size: int = CHUNK) -> Evaluation:
+def evaluate(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: bool | None = None) -> Evaluation:
     """Accuracy and loss on images with labels."""
-    features, labels = extract_features(ckn, data, batch_size=batch_size)
+    features, labels = extract_features(ckn, data, batch_size=batch_size, progress=progress)
     if labels is None:
         raise DataError("evaluate needs labels: pass a pair (images, labels), or a Dataset or DataLoader of such pairs")
     with torch.inference_mode():

@@ -2,7 +2,7 @@ r"""Filters without labels: spherical k-means on patches, layer after layer.
 
 Paper: section 3.1 ("Approximating the kernels"), section 5.1 (10,000 randomly sampled non-constant patches a layer, all from
 different images) and the initialisation of Algorithm 2. A layer's patches are those that its forward pass sees: with its padding
-and stride, after all that comes before it. Read next: :mod:`torchckn.fit.head`.
+and stride, after all that comes before it. Read next: :mod:`torchckn.fit.classifier`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..data.preprocessing import unit_pixels
 from ..errors import ConfigError, DataError, unknown_name
 from ..nn.layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d
 from ..nn.network import CKN
+from ..progress import progress as show_progress
 from .kmeans import spherical_kmeans
 
 How = Literal["kmeans", "sample", "random"]
@@ -32,6 +33,7 @@ def fit_filters(
     restarts: int = 3,
     batch_size: int = 256,
     generator: torch.Generator | None = None,
+    progress: bool | None = None,
 ) -> CKN:
     """Choose the filters of every layer without labels, in place; identity layers stay as they are.
 
@@ -43,6 +45,7 @@ def fit_filters(
             own ``init``.
         restarts: of k-means; the best is taken.
         generator: decides which images, which patches, and the starts of k-means. The same seed gives the same filters.
+        progress: whether to show a progress bar; by default on a terminal.
     """
     if init is not None and init not in get_args(How):
         raise unknown_name("init", init, get_args(How))
@@ -51,14 +54,18 @@ def fit_filters(
     training = ckn.training
     ckn.eval()
     try:
-        for name, layer in ckn.kernel_layers().items():
-            how = layer.init if init is None or layer.init == "identity" else init
-            if how == "random":
-                _set_filters(layer, torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64))
-            elif how != "identity":
-                _fit_layer(ckn, name, layer, data, patches, how, restarts, batch_size, generator)
+        layers = ckn.kernel_layers()
+        with show_progress("filters without labels", len(layers), progress) as report:
+            for done, (name, layer) in enumerate(layers.items()):
+                report(done, name)
+                how = layer.init if init is None or layer.init == "identity" else init
+                if how == "random":
+                    _set_filters(layer, torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64))
+                elif how != "identity":
+                    _fit_layer(ckn, name, layer, data, patches, how, restarts, batch_size, generator)
     finally:
         ckn.train(training)
+    ckn.filters_fitted.fill_(True)
     return ckn
 
 

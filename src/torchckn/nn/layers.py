@@ -6,12 +6,14 @@ Paper: section 3.1 (the layer), section 3.2 "Layer type" (convolutional, partial
 Read first: :mod:`torchckn.nn.functional`, the equation itself. Read next: :mod:`torchckn.graph`.
 
 Every layer has its filters in ``weight``, a ``Parameter`` of unit-norm rows from construction on: random until fitted.
-Keep them on the sphere when you train them: ``layer.normalize_()`` brings them back after the step of an optimizer.
+Keep them on the sphere when you train them: :class:`torchckn.fit.SphereSGD` does, and ``layer.normalize_()`` brings them back
+after the step of any other optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -65,6 +67,7 @@ class KernelLayer(nn.Module):
         self.inverse_sqrt = inverse_sqrt
         self._filter_dims = filter_dims  # how many trailing dimensions make up one filter
         self._memory: tuple[object, list[Tensor], Tensor] | None = None  # what the root came from, and the root
+        self._shared: Tensor | None = None  # the root for all passes within shared_projection
         # Drawn on the CPU and in float64, so that a seed means the same filters on every device and in every dtype.
         weight = torch.randn(shape, generator=generator, dtype=torch.float64)
         self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
@@ -109,6 +112,8 @@ class KernelLayer(nn.Module):
         In training mode it is computed anew, with its graph. In eval mode it is computed once and remembered for as long
         as the filters, the bandwidth and eps stay equal to what they were; gradients are exact there as well.
         """
+        if self._shared is not None:
+            return self._shared
         weight = self.filter_matrix()
         if self.training or torch.compiler.is_compiling():
             self._check_filters(weight)
@@ -118,6 +123,18 @@ class KernelLayer(nn.Module):
         if torch.is_grad_enabled() and any(p.requires_grad for p in inputs):
             root = known_inverse_sqrt(filter_gram(weight.to(root.dtype), self.kernel, self.eps), root)
         return root.to(weight.dtype, copy=True)
+
+    @contextmanager
+    def shared_projection(self) -> Iterator[None]:
+        """Compute A(W) once for all passes within this context, and go backward through it once, at its end."""
+        root = self.projection()
+        self._shared = root.detach().requires_grad_(root.requires_grad)
+        try:
+            yield
+            if self._shared.grad is not None:
+                root.backward(self._shared.grad)
+        finally:
+            self._shared = None
 
     @torch.inference_mode(False)  # a tensor made in inference mode could not be used outside of it
     @torch.no_grad()
@@ -142,7 +159,7 @@ class KernelLayer(nn.Module):
         if not (low > 0.9 and high < 1.1):
             raise NumericalError(
                 f"{type(self).__name__} expects filters of norm 1, came norms from {low.item():.3g} to {high.item():.3g}; "
-                "call layer.normalize_() (or network.normalize_()) after each optimizer step"
+                "train with torchckn.fit.SphereSGD, or call network.normalize_() (or layer.normalize_()) after each step"
             )
 
     def extra_repr(self) -> str:

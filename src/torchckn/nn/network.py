@@ -108,7 +108,43 @@ def _linear_head(
     return head
 
 
-class CKN(nn.Module):
+class Classifier(nn.Module):
+    """Features, their scaling, and a linear head: ``head(scaling(features(x)))``. What all training functions work on.
+
+    Subclasses define :meth:`features`: a kernel network (:class:`CKN`), a ConvNet (:class:`torchckn.ScaledConvNet`), or
+    one's own.
+    """
+
+    lam: Tensor
+    filters_fitted: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        centring: Centring,
+        generator: torch.Generator | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.scaling = FeatureScaling(features, centring, device, dtype)
+        self.head = _linear_head(features, classes, generator, device, dtype)
+        # What has been done to this network goes wherever its state_dict goes: training starts from there.
+        #: the penalty that the head was fitted with; -1 until then
+        self.register_buffer("lam", torch.tensor(-1.0, dtype=torch.float64, device=device))
+        #: whether the filters have been chosen, or are random yet
+        self.register_buffer("filters_fitted", torch.tensor(False, device=device))
+
+    def features(self, x: Tensor) -> Tensor:
+        """The features of images, before scaling and head: (N, C, H, W) -> (N, d)"""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.scaling(self.features(x)))
+
+
+class CKN(Classifier):
     """The trainable network of a graph: ``head(scaling(features(x)))``. (N, C, H, W) -> (N, classes)
 
     An ordinary module: its filters, bandwidths and head are parameters from construction on, random until fitted.
@@ -138,13 +174,15 @@ class CKN(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         if not isinstance(graph, Graph):
             raise ConfigError(
                 f"CKN expects a torchckn.Graph, came {type(graph).__name__}; translate(net) makes one from a ConvNet"
             )
         if weights not in get_args(Weights):
             raise unknown_name("weights", weights, get_args(Weights))
+        if graph.features == 1 and centring == "image":
+            raise ConfigError("one feature, centred by its own mean, is zero; use centring='none' or 'feature'")
+        super().__init__(graph.features, classes, centring, generator, device, dtype)
         self.graph = graph
         self.weights = weights
         #: what became of each operation of the ConvNet that this network was translated from, if it was
@@ -164,13 +202,6 @@ class CKN(nn.Module):
                 factory: dict[str, Any] = {"generator": generator, "device": device, "dtype": dtype}
                 build = node.module if weights == "nystrom" else node.random_features
                 self.layers[node.name] = build(*shapes, **factory)
-        if graph.features == 1 and centring == "image":
-            raise ConfigError("one feature, centred by its own mean, is zero; use centring='none' or 'feature'")
-        self.scaling = FeatureScaling(graph.features, centring, device, dtype)
-        self.head = _linear_head(graph.features, classes, generator, device, dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.scaling(self.features(x)))
 
     def features(self, x: Tensor) -> Tensor:
         """The features of images, before scaling and head: (N, C, H, W) -> (N, d)"""

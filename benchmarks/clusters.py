@@ -1,0 +1,66 @@
+"""Spherical k-means against faiss's: objective and time on the same patches, with the same restarts.
+
+python -m benchmarks.clusters            # needs faiss: pip install "torchckn[bench]"
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from torchckn import CKN, data
+from torchckn.fit import spherical_kmeans
+from torchckn.fit.filters import sample_patches
+from torchckn.graph import Conv, Graph
+
+RESTARTS, SEEDS = 3, 5
+
+
+def patches(name: str) -> Tensor:
+    """10,000 non-constant 5x5 patches, each from another image where there are as many, as unit vectors."""
+    images = data.load(name).train.images
+    ckn = CKN(Graph(tuple(images.shape[1:]), [Conv("conv", filters=8, kernel_size=(5, 5))]))
+    found = sample_patches(ckn, "conv", images, 10_000, generator=torch.Generator().manual_seed(0))[0]
+    return found / found.norm(dim=1, keepdim=True)
+
+
+def ours(points: Tensor, k: int, seed: int) -> Tensor:
+    return spherical_kmeans(points, k, restarts=RESTARTS, generator=torch.Generator().manual_seed(seed)).centroids
+
+
+def theirs(points: Tensor, k: int, seed: int) -> Tensor:
+    import faiss
+
+    clustering = faiss.Kmeans(
+        points.shape[1], k, niter=100, nredo=RESTARTS, spherical=True, seed=seed, max_points_per_centroid=10**9
+    )
+    clustering.train(points.numpy())
+    return torch.from_numpy(clustering.centroids)
+
+
+def clusters_table(name: str) -> Table:
+    points = patches(name)
+    table = Table(title=f"Spherical k-means, 10,000 patches of {name}, {RESTARTS} restarts, mean of {SEEDS} seeds")
+    for column in ("centroids", "objective", "faiss's", "seconds", "faiss's", "of faiss's time"):
+        table.add_column(column, justify="right")
+    for k in (32, 128):
+        scores: dict[str, list[float]] = {"ours": [], "theirs": []}
+        times = {"ours": 0.0, "theirs": 0.0}
+        for seed in range(SEEDS):
+            for who, cluster in (("ours", ours), ("theirs", theirs)):
+                start = time.perf_counter()
+                centroids = cluster(points, k, seed)
+                times[who] += (time.perf_counter() - start) / SEEDS
+                scores[who].append(float((points @ centroids.T).amax(1).mean()))
+        shown = [f"{sum(scores[who]) / SEEDS:.5f}" for who in scores] + [f"{times[who]:.2f}" for who in times]
+        table.add_row(str(k), *shown, f"{100 * times['ours'] / times['theirs']:.0f} %")
+    return table
+
+
+if __name__ == "__main__":
+    for each in ("mnist-mini", "cifar10"):
+        Console(width=120).print(clusters_table(each))

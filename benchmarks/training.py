@@ -1,0 +1,114 @@
+"""One training step: ultimate layer reversal against the paper's plain method and against the ConvNet's own SGD."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+from torch import nn
+
+from torchckn.fit.chunks import batch_features, batch_gradient
+from torchckn.fit.methods import ULR, HeadUpdate, MethodOptions
+
+from .measure import median_times, peak_memory
+from .networks import SHAPES, convnet, kernel_network, reference_network
+from .reference import ulr_step
+
+CASES = [("LeNet-5", 8, 256), ("LeNet-5", 32, 256), ("LeNet-5", 128, 128), ("All-CNN-C", 8, 128), ("All-CNN-C", 32, 64)]
+LAM, TAU, LR = 2.0**-16, 2.0**-5, 2.0**-6
+
+
+def batch_for(name: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, *SHAPES[name][0]), torch.arange(batch) % 10
+
+
+def ours(
+    name: str, filters: int, batch: int, head_update: HeadUpdate = "reuse", hessian: str = "auto"
+) -> Callable[[], object]:
+    options = MethodOptions(lam=LAM, tau=TAU, head_update=head_update, hessian=hessian)  # type: ignore[arg-type]
+    method = ULR(kernel_network(name, filters), options)
+    return functools.partial(method.step, *batch_for(name, batch), LR)
+
+
+def plain(name: str, filters: int, batch: int) -> Callable[[], object]:
+    return functools.partial(ulr_step, reference_network(name, filters), *batch_for(name, batch), LAM, TAU, LR)
+
+
+def sgd(name: str, filters: int, batch: int) -> Callable[[], object]:
+    network, (images, labels) = convnet(name, filters), batch_for(name, batch)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(network(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def forward_and_backward(network: nn.Module, images: torch.Tensor) -> Callable[[], object]:
+    def both() -> None:
+        network.zero_grad()
+        network(images).square().mean().backward()
+
+    return both
+
+
+def step_table() -> Table:
+    table = Table(title="One training step (milliseconds; ratios from the same run)")
+    head = ("network", "filters", "batch", "ULR", "ULR, exact head", "reference", "ConvNet SGD", "faster than reference by")
+    for column in (*head, "exact, by", "x ConvNet"):
+        table.add_column(column, justify="right")
+    for case in CASES:
+        calls = {"ours": ours(*case), "exact": ours(*case, "exact"), "reference": plain(*case), "sgd": sgd(*case)}
+        times = median_times(calls, rounds=7)
+        ratios = (times["reference"] / times["ours"], times["reference"] / times["exact"], times["ours"] / times["sgd"])
+        shown = [*(str(part) for part in case), *(f"{1e3 * value:.0f}" for value in times.values())]
+        table.add_row(*shown, *(f"{ratio:.2f}x" for ratio in ratios))
+    return table
+
+
+def parts_table() -> Table:
+    """Where the time of a step goes."""
+    table = Table(title="Where a step's time goes: shares of the ULR step with the exact head")
+    for column in ("network", "filters", "batch", "forward + backward", "exact head's forward", "solve and the rest"):
+        table.add_column(column, justify="right")
+    for name, filters, batch in CASES:
+        images, _ = batch_for(name, batch)
+        network = kernel_network(name, filters)
+        calls: dict[str, Callable[[], object]] = {
+            "step": ours(name, filters, batch, "exact"),
+            "both": functools.partial(batch_gradient, network, images, lambda x: (x.square().mean(), None)),
+            "again": functools.partial(batch_features, network, images),
+        }
+        times = median_times(calls, rounds=7)
+        shares = [times["both"], times["again"], times["step"] - times["both"] - times["again"]]
+        table.add_row(name, str(filters), str(batch), *(f"{100 * share / times['step']:.0f} %" for share in shares))
+    return table
+
+
+def large_table() -> Table:
+    """Large batches and many features: time an image, and peak memory."""
+    table = Table(title="ULR steps of large batches and of many features")
+    for column in ("case", "milliseconds", "an image", "ratio", "peak memory (MB)"):
+        table.add_column(column, justify="right")
+    small, large = (median_times({"step": ours("LeNet-5", 32, batch)}, rounds=3)["step"] for batch in (256, 8192))
+    for batch, seconds in ((256, small), (8192, large)):
+        peak = peak_memory(functools.partial(ours, "LeNet-5", 32, batch))
+        per_image, ratio = 1e3 * seconds / batch, (seconds / batch) / (small / 256)
+        case = f"LeNet-5, 32 filters, batch {batch}"
+        table.add_row(case, f"{1e3 * seconds:.0f}", f"{per_image:.2f}", f"{ratio:.2f}", f"{peak:.0f}")
+    images, _ = batch_for("LeNet-1", 512)
+    calls = {
+        "step": ours("LeNet-1", 128, 512, "exact", "cg"),
+        "both": forward_and_backward(kernel_network("LeNet-1", 128), images),
+    }
+    found = median_times(calls, rounds=3)
+    peak = peak_memory(functools.partial(ours, "LeNet-1", 128, 512, "exact", "cg"))
+    shown = f"{1e3 * found['step']:.0f}", "", f"{found['step'] / found['both']:.2f}", f"{peak:.0f}"
+    table.add_row("LeNet-1, 128 filters, batch 512: CG, exact head", *shown)
+    table.add_row("  its forward + backward, batch in one piece", f"{1e3 * found['both']:.0f}", "", "1.00", "")
+    return table

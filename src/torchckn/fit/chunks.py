@@ -1,0 +1,104 @@
+"""The gradient of an objective of a whole batch, chunk by chunk: any batch size in constant memory, exactly.
+
+The objective couples the images of a batch only through their features. So: the features of the batch in chunks; the objective
+and its gradient in those features; then backward chunk by chunk, with that gradient as the cotangent. Chunks that stay in the
+cache are faster than one large piece, too. Filters' inverse roots are computed once for all chunks.
+
+Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.sphere`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..data.preprocessing import unit_pixels
+from ..errors import ConfigError
+from ..nn.layers import KernelLayer
+from ..nn.network import Classifier
+
+Chunk = int | Literal["auto"] | None
+T = TypeVar("T")
+
+#: images at a time when ``chunk="auto"``: few enough that what they leave behind stays in the cache
+CHUNK = 64
+#: graphs of up to this many chunks are kept from the first pass; larger batches are gone through twice
+KEPT = 8
+
+
+def batch_gradient(
+    net: Classifier, images: Tensor, objective: Callable[[Tensor], tuple[Tensor, T]], chunk: Chunk = "auto"
+) -> tuple[float, T]:
+    """Add the gradient of ``objective(features)`` to the parameters' ``grad``; its value, and what it returns beside it.
+
+    Args:
+        objective: of the features (n, d) of all images, before scaling. Gradients of its own parameters count as well.
+        chunk: images at a time; ``None``: all at once.
+    """
+    pieces = _pieces(net, images, chunk)
+    with shared_projections(net):
+        if len(pieces) <= KEPT:
+            graphs = [_features(net, piece) for piece in pieces]
+            features = torch.cat([part.detach() for part in graphs]).requires_grad_()
+        else:
+            graphs = []
+            features = features_in_chunks(net, pieces).requires_grad_()
+        value, beside = objective(features)
+        value.backward()
+        assert features.grad is not None
+        cotangents = features.grad.split([len(piece) for piece in pieces])
+        for i, (piece, cotangent) in enumerate(zip(pieces, cotangents, strict=True)):
+            part = graphs[i] if graphs else _features(net, piece)
+            if part.requires_grad:
+                part.backward(cotangent)
+    return float(value.detach()), beside
+
+
+@torch.no_grad()
+def features_in_chunks(net: Classifier, pieces: list[Tensor]) -> Tensor:
+    """Features (n, d) of all pieces together, without a graph."""
+    return torch.cat([_features(net, piece) for piece in pieces])
+
+
+@torch.no_grad()
+def batch_features(net: Classifier, images: Tensor, chunk: Chunk = "auto") -> Tensor:
+    """Features (n, d) of a batch, without a graph, as :func:`batch_gradient` computes them."""
+    with shared_projections(net):
+        return features_in_chunks(net, _pieces(net, images, chunk))
+
+
+def _features(net: Classifier, images: Tensor) -> Tensor:
+    return net.features(unit_pixels(images, net.head.weight))
+
+
+def _pieces(net: Classifier, images: Tensor, chunk: Chunk) -> list[Tensor]:
+    coupled = [m for m in net.modules() if m.training and isinstance(m, _COUPLED)]
+    if chunk == "auto":
+        chunk = None if coupled else CHUNK
+    if chunk is None:
+        return [images]
+    if not isinstance(chunk, int) or chunk < 1:
+        raise ConfigError(f"chunk expects a number of images, 'auto' or None, came {chunk!r}")
+    if coupled:
+        raise ConfigError(
+            f"a batch cannot be cut into chunks for a network with {type(coupled[0]).__name__}, which gives other numbers for "
+            "other batches; use chunk=None"
+        )
+    return list(images.split(chunk))
+
+
+#: modules whose output for an image depends on the other images of the batch, or on chance
+_COUPLED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+
+
+def shared_projections(net: nn.Module) -> ExitStack:
+    """Within this context every layer's inverse root is computed once, whatever the number of forward and backward passes."""
+    stack = ExitStack()
+    for module in net.modules():
+        if isinstance(module, KernelLayer):
+            stack.enter_context(module.shared_projection())
+    return stack

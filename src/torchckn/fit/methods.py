@@ -1,0 +1,228 @@
+"""One training step, by each of the methods that are compared.
+
+=============  =======================================================================================================
+``ulr``        ultimate layer reversal: filters descend on the reduced objective, the classifier follows by its model
+``sgo``        filters and classifier descend on the penalised objective together, the filters on their spheres
+``sgo-ball``   the same, the classifier constrained to a ball instead of penalised (proposition "sgo_constrained")
+``sgd``        SGD with momentum on all parameters of a ConvNet, with the same penalty
+=============  =======================================================================================================
+
+Paper: section 4.3, Algorithm 3. Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.trainer`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from ..errors import ConfigError, NumericalError
+from ..nn.network import CKN, Classifier
+from .chunks import Chunk, batch_features, batch_gradient
+from .classifier import Loss
+from .features import check_labels
+from .sphere import SphereSGD, groups, project_to_ball
+from .ulr import Hessian, reduced_objective, step_head
+
+MethodName = Literal["ulr", "sgo", "sgo-ball", "sgd"]
+HeadUpdate = Literal["exact", "reuse"]
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """What a step depends on, besides the images."""
+
+    lam: float
+    loss: Loss = "multinomial"
+    tau: float = 2**-5
+    hessian: Hessian = "auto"
+    head_update: HeadUpdate = "reuse"
+    momentum: float = 0.0
+    normalize: bool | None = None
+    radius: float | None = None
+    chunk: Chunk = "auto"
+
+
+class StepResult(NamedTuple):
+    loss: float
+    """the objective that was descended on, before the step"""
+    accuracy: float
+    """of the classifier on the batch, before the step"""
+
+
+class Method:
+    """A network with the optimizers that train it."""
+
+    def __init__(self, net: Classifier, options: MethodOptions) -> None:
+        self.net, self.options = net, options
+        self.optimizers: list[Optimizer] = self._optimizers()
+
+    def _optimizers(self) -> list[Optimizer]:
+        """Of the features: filters on their spheres in a kernel network, all parameters but the head's in any other."""
+        options, net = self.options, self.net
+        if isinstance(net, CKN):
+            normalize = isinstance(self, ULR) if options.normalize is None else options.normalize
+            return [SphereSGD(_some(groups(net)), lr=0.0, normalize=normalize, momentum=options.momentum)]
+        head = set(net.head.parameters())
+        body = [p for p in net.parameters() if p.requires_grad and p not in head]
+        return [SGD(_some(body), lr=0.0, momentum=options.momentum)]
+
+    def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
+        """One step on a batch; an error, and nothing changed, if its objective is not finite."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.net.train()
+        labels = check_labels(labels, self.net.head.out_features).to(self.net.head.weight.device)
+        value, accuracy = self._descend(images, labels)
+        if not math.isfinite(value):
+            raise NumericalError(f"the objective of a batch is {value}")
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+        self._follow(images, labels)
+        return StepResult(value, accuracy)
+
+    def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+        """Put the gradients of the objective into the parameters; objective and accuracy."""
+        raise NotImplementedError
+
+    def _follow(self, images: Tensor, labels: Tensor) -> None:
+        """What comes after the optimizers' step."""
+
+    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+        """Loss and penalty of the current classifier on raw features, and its accuracy."""
+        scores = self.net.head(self.net.scaling(features))
+        value = self._loss(scores, labels) + self.options.lam * self.net.head.weight.square().sum()
+        return value, _accuracy(scores, labels)
+
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        if self.options.loss == "multinomial":
+            return F.cross_entropy(scores, labels)
+        return (F.one_hot(labels, scores.shape[1]) - scores).square().sum(1).mean()
+
+    @torch.no_grad()
+    def loss(self, images: Tensor, labels: Tensor) -> float:
+        """The objective of the current filters and classifier on a batch, by which step sizes are judged."""
+        self.net.train()
+        features = batch_features(self.net, images, self.options.chunk)
+        labels = check_labels(labels, self.net.head.out_features).to(features.device)
+        return float(self._objective(features, labels)[0])
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that a step changes, copied: the network's, then the optimizers'."""
+        tensors = {f"net.{name}": tensor for name, tensor in self.net.state_dict().items()}
+        for i, optimizer in enumerate(self.optimizers):
+            for j, entries in optimizer.state_dict()["state"].items():
+                for key, value in entries.items():
+                    if isinstance(value, Tensor):
+                        tensors[f"optimizer.{i}.{j}.{key}"] = value
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Back to what :meth:`state` copied."""
+        self.net.load_state_dict({name[4:]: value for name, value in tensors.items() if name.startswith("net.")})
+        for i, optimizer in enumerate(self.optimizers):
+            entries: dict[int, dict[str, Any]] = {}
+            for name, value in tensors.items():
+                if name.startswith(f"optimizer.{i}."):
+                    _, _, j, key = name.split(".", 3)
+                    entries.setdefault(int(j), {})[key] = value.clone()
+            optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class ULR(Method):
+    """Algorithm 3: a step of the filters on the reduced objective, then the classifier that minimises the model."""
+
+    def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+        net, options = self.net, self.options
+
+        def objective(features: Tensor) -> tuple[Tensor, tuple[Tensor, float]]:
+            net.scaling.calibrate(features)
+            scaled = net.scaling(features)
+            value, eta = self._reduce(scaled, labels)
+            with torch.no_grad():
+                return value, (eta, _accuracy(net.head(scaled), labels))
+
+        value, (self._eta, accuracy) = batch_gradient(net, images, objective, options.chunk)
+        return value, accuracy
+
+    def _follow(self, images: Tensor, labels: Tensor) -> None:
+        if self.options.head_update == "exact":  # the model of the same classifier, at the new filters
+            with torch.no_grad():
+                features = batch_features(self.net, images, self.options.chunk)
+                self.net.scaling.calibrate(features)
+                self._eta = self._reduce(self.net.scaling(features), labels)[1]
+        step_head(self.net.head, self._eta)
+
+    def _reduce(self, scaled: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        o = self.options
+        return reduced_objective(scaled, labels, self.net.head, o.lam, o.tau, o.loss, o.hessian)
+
+
+class SGO(Method):
+    """Gradient steps on filters and classifier together, on the penalised objective."""
+
+    def _optimizers(self) -> list[Optimizer]:
+        return [*super()._optimizers(), SGD(self.net.head.parameters(), lr=0.0, momentum=self.options.momentum)]
+
+    def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+        def objective(features: Tensor) -> tuple[Tensor, float]:
+            self.net.scaling.calibrate(features.detach())
+            return self._objective(features, labels)
+
+        return batch_gradient(self.net, images, objective, self.options.chunk)
+
+
+class SGOBall(SGO):
+    """Gradient steps without a penalty; the classifier's weights stay in a ball."""
+
+    def __init__(self, net: Classifier, options: MethodOptions) -> None:
+        super().__init__(net, options)
+        norm = float(torch.linalg.vector_norm(net.head.weight.detach()))
+        self.radius = norm if options.radius is None else options.radius
+        if not self.radius > 0:
+            raise ConfigError(f"radius expects a number > 0, came {self.radius!r}")
+
+    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+        scores = self.net.head(self.net.scaling(features))
+        return self._loss(scores, labels), _accuracy(scores, labels)
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {"radius": torch.tensor(self.radius, dtype=torch.float64)}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        super().restore(tensors)
+        self.radius = float(tensors["radius"])
+
+    @torch.no_grad()
+    def _follow(self, images: Tensor, labels: Tensor) -> None:
+        weight = self.net.head.weight.detach()
+        weight.copy_(project_to_ball(weight, self.radius))
+
+
+class ConvNetSGD(SGO):
+    """SGD with momentum on every parameter, penalty on the classifier."""
+
+    def __init__(self, net: Classifier, options: MethodOptions) -> None:
+        if isinstance(net, CKN):
+            raise ConfigError("method 'sgd' is for ConvNets, and would leave the sphere; train a CKN with 'ulr' or 'sgo'")
+        super().__init__(net, options)
+
+
+METHODS: dict[str, type[Method]] = {"ulr": ULR, "sgo": SGO, "sgo-ball": SGOBall, "sgd": ConvNetSGD}
+
+
+def _some(params: list[Any]) -> list[Any]:
+    if not params:
+        raise ConfigError("there is nothing to train: every layer is fixed; look at trainable=... and requires_grad")
+    return params
+
+
+def _accuracy(scores: Tensor, labels: Tensor) -> float:
+    return float((scores.detach().argmax(1) == labels).double().mean())

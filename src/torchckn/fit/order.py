@@ -1,0 +1,114 @@
+"""Training batches in random order, epoch after epoch, which can be left off and taken up again exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from ..data.batches import batches, checked_batch
+from ..errors import ConfigError, DataError
+from .features import check_labels
+
+
+class TrainingBatches:
+    """Batches (images, labels) without end. The last images of an epoch that do not fill a batch are left out of it.
+
+    Args:
+        data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``, whose own batches are taken as they are.
+        generator: shuffles each epoch.
+    """
+
+    def __init__(self, data: Any, batch_size: int, classes: int, generator: torch.Generator) -> None:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(f"batch_size expects a whole number of at least 1, came {batch_size!r}")
+        self.data, self.batch_size, self.generator = data, batch_size, generator
+        self.streams = isinstance(data, (DataLoader, IterableDataset))
+        self.epoch, self.position = 0, 0
+        self.order = torch.empty(0, dtype=torch.long)
+        self._stream: Iterator[tuple[Tensor, Tensor | None]] = iter(())
+        self.steps_an_epoch = 1
+        if self.streams:
+            return
+        if not isinstance(data, Dataset):
+            self.data = _checked_pair(data, classes)
+        count = len(self.data[0]) if isinstance(self.data, tuple) else len(self.data)
+        if count < batch_size:
+            raise DataError(
+                f"batch_size is {batch_size}, but there are {count} training images; use batch_size={count} or smaller"
+            )
+        self.count = count
+        self.steps_an_epoch = count // batch_size
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The next batch."""
+        if self.streams:
+            return self._from_stream()
+        if self.position + self.batch_size > len(self.order):
+            self.epoch += len(self.order) > 0
+            self.order, self.position = torch.randperm(self.count, generator=self.generator), 0
+        index = self.order[self.position : self.position + self.batch_size]
+        self.position += self.batch_size
+        return self._take(index)
+
+    def extra(self) -> tuple[Tensor, Tensor]:
+        """A batch for trials: at random, leaving the order of training as it is (but not that of a stream)."""
+        if self.streams:
+            return self._from_stream()
+        return self._take(torch.randperm(self.count, generator=self.generator)[: self.batch_size])
+
+    def state(self) -> dict[str, Tensor]:
+        return {"order": self.order.clone(), "place": torch.tensor([self.epoch, self.position])}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        if self.streams:
+            raise ConfigError(
+                "a run on a DataLoader or IterableDataset cannot be resumed: where its order stood is not known; "
+                "pass the Dataset itself, or a pair (images, labels)"
+            )
+        self.order = state["order"]
+        self.epoch, self.position = (int(number) for number in state["place"])
+
+    def _take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(self.data, tuple):
+            return self.data[0][index], self.data[1][index]
+        return _with_labels(checked_batch(default_collate([self.data[int(i)] for i in index]), True))
+
+    def _from_stream(self) -> tuple[Tensor, Tensor]:
+        batch = next(self._stream, None)
+        if batch is None:
+            if self.position:
+                self.epoch, self.steps_an_epoch = self.epoch + 1, self.position
+            self._stream, self.position = iter(batches(self.data, self.batch_size, labels=True)), 0
+            batch = next(self._stream, None)
+            if batch is None:
+                raise DataError("there are no training images")
+        self.position += 1
+        return _with_labels(batch)
+
+
+def _with_labels(batch: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+    images, labels = batch
+    assert labels is not None
+    return images, labels
+
+
+def _checked_pair(data: Any, classes: int) -> tuple[Tensor, Tensor]:
+    images, labels = _with_labels(checked_batch(data, True))
+    labels = check_labels(labels, classes)
+    if images.is_floating_point() and not bool(torch.isfinite(images).all()):
+        wrong = torch.nonzero(~torch.isfinite(images).flatten(1).all(1)).flatten()
+        raise DataError(
+            f"training expects finite pixels, came NaN or infinity in {len(wrong)} images, first {int(wrong[0])}"
+        )
+    counts = torch.bincount(labels, minlength=classes)
+    missing = torch.nonzero(counts == 0).flatten().tolist()
+    if missing:
+        raise DataError(
+            f"the training part has no image of class {', '.join(map(str, missing))} of {classes} classes; add some, or pass "
+            "classes=... to translate and number the classes that are there from 0"
+        )
+    return images, labels

@@ -1,0 +1,277 @@
+r"""Ultimate layer reversal: the objective of the filters alone, the classifier having been minimised away.
+
+.. math:: \tilde f(W) = \min_{\eta} \; f(V) + \langle \nabla f(V), \eta \rangle + \tfrac12 \eta^T H \eta
+                        + \tfrac{\tau}{2} \|\eta\|^2, \qquad
+          f(V) = \frac1n \sum_{i=1}^n \mathcal L(y_i, V x_i(W)) + \lambda \|V\|^2
+
+Paper: section 4.3, Algorithm 3 and appendix "Ultimate Layer Reversal". For the square loss the minimum over the classifier is
+exact (proposition "simp_least_square"); for the multinomial loss it is that of the quadratic model above. The bias, a last
+column of V and eta, is not penalised by lambda.
+
+At the minimiser the objective is stationary in eta, so the gradient in the features needs no derivative of the solve (envelope
+theorem): eta is detached and the model differentiated as it stands. With u = eta x and p the class probabilities of an image,
+
+.. math:: \eta^T H \eta = \frac1n \sum_i \Big( \sum_k p_{ik} u_{ik}^2 - \big( \sum_k p_{ik} u_{ik} \big)^2 \Big)
+          + 2 \lambda \|\eta\|^2
+
+so the Hessian is never part of the graph. Read next: :mod:`torchckn.fit.chunks`, a step of any batch size in constant memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ConfigError, DataError, NumericalError, unknown_name
+from ..nn.invsqrt import wide_dtype
+from .classifier import Loss
+from .features import check_labels
+
+Hessian = Literal["full", "diag", "cg", "auto"]
+
+#: ``hessian="auto"`` takes the full matrix up to this many rows, conjugate gradients beyond
+FULL_UP_TO = 1000
+
+#: Makes sums over this process's images into sums over all images. The one place where several processes would add their
+#: parts: pass a differentiable all-reduce, such as ``torch.distributed.nn.functional.all_reduce``.
+Total = Callable[[Tensor], Tensor]
+
+
+def of_this_process(part: Tensor) -> Tensor:
+    """The sum over all images, if there is one process."""
+    return part
+
+
+class Reduced(NamedTuple):
+    objective: Tensor
+    """the reduced objective, differentiable in the features"""
+    eta: Tensor
+    """the step from the head to its minimiser: (classes, d + 1), the last column for the bias; (classes, d) without one"""
+
+
+def reduced_objective(
+    features: Tensor,
+    targets: Tensor,
+    head: nn.Linear,
+    lam: float,
+    tau: float = 2**-5,
+    loss: Loss = "multinomial",
+    hessian: Hessian = "auto",
+    *,
+    total: Total = of_this_process,
+) -> Reduced:
+    """The objective of a batch after its classifier was minimised away, and the step to that classifier.
+
+    Args:
+        features: (n, d), scaled; from any feature extractor.
+        targets: (n,), whole numbers.
+        head: the current classifier; a constant here.
+        lam: penalty of the classifier's weights.
+        tau: weight of the proximal term that keeps the step where the quadratic model can be trusted (2^-5 for the LeNets of the
+            paper, 2^-4 for All-CNN-C). The square loss is minimised exactly and needs none.
+        hessian: of the multinomial model: ``"full"`` (Cholesky), ``"diag"`` (its diagonal), ``"cg"`` (conjugate gradients, which
+            never form it), or ``"auto"``.
+        total: for several processes, see :data:`Total`; the objective is then this process's part of it.
+
+    Example:
+        >>> features, targets = torch.randn(20, 5, requires_grad=True), torch.arange(20) % 3
+        >>> head = nn.Linear(5, 3)
+        >>> objective, eta = reduced_objective(features, targets, head, lam=2**-10)
+        >>> objective.backward()
+        >>> features.grad.shape, eta.shape
+        (torch.Size([20, 5]), torch.Size([3, 6]))
+    """
+    _check(features, targets, head, lam, tau, loss, hessian)
+    targets = check_labels(targets, head.out_features)
+    batch = _Batch(features, targets, head, lam, total)
+    if loss == "square":
+        eta = _square_minimiser(batch) - batch.classifier
+        return Reduced(batch.square_loss(batch.classifier + eta) + batch.penalty(batch.classifier + eta), eta)
+    if hessian == "auto":
+        hessian = "full" if batch.classifier.numel() <= FULL_UP_TO else "cg"
+    with torch.no_grad():
+        eta = _SOLVERS[hessian](batch, tau)
+    return Reduced(batch.model(eta, diagonal=hessian == "diag") + tau / 2 * eta.square().sum(), eta)
+
+
+@torch.no_grad()
+def step_head(head: nn.Linear, eta: Tensor) -> None:
+    """Take the step eta: ``head`` becomes the classifier that minimised the model."""
+    head.weight.add_(eta[:, : head.in_features])
+    if head.bias is not None:
+        head.bias.add_(eta[:, -1])
+
+
+def _check(features: Tensor, targets: Tensor, head: nn.Linear, lam: float, tau: float, loss: str, hessian: str) -> None:
+    if features.ndim != 2 or features.shape[1] != head.in_features or len(features) != len(targets) or not len(features):
+        raise DataError(
+            f"reduced_objective expects features (n, {head.in_features}) and n targets, n >= 1, came "
+            f"{tuple(features.shape)} and {tuple(targets.shape)}"
+        )
+    if not lam >= 0 or not tau >= 0:
+        raise ConfigError(f"lam and tau expect numbers >= 0, came {lam!r} and {tau!r}")
+    if loss not in get_args(Loss):
+        raise unknown_name("loss", loss, get_args(Loss))
+    if hessian not in get_args(Hessian):
+        raise unknown_name("hessian", hessian, get_args(Hessian))
+
+
+class _Batch:
+    """A batch as the solve sees it: gradient, Hessian and its products, each a sum over images that goes through ``total``."""
+
+    def __init__(self, features: Tensor, targets: Tensor, head: nn.Linear, lam: float, total: Total) -> None:
+        ones = features.new_ones(len(features), 1)
+        self.x = features if head.bias is None else torch.cat([features, ones], 1)  # (n, d + 1)
+        parts = [head.weight] if head.bias is None else [head.weight, head.bias[:, None]]
+        self.classifier = torch.cat([part.detach() for part in parts], 1)  # (K, d + 1)
+        self.has_bias = head.bias is not None
+        self.targets = F.one_hot(targets, head.out_features).to(features)  # (n, K)
+        self.lam = lam
+        self.total = total
+        self.images = total(features.new_tensor(float(len(features))))
+        #: 2 lambda for each column of the classifier, 0 for the bias
+        self.curvature_of_penalty = self.x.new_full((self.x.shape[1],), 2 * lam)
+        if self.has_bias:
+            self.curvature_of_penalty[-1] = 0
+        self.log_p = F.log_softmax(self.x @ self.classifier.T, 1)  # (n, K), in the features' graph
+        #: probabilities as constants, for the solve
+        self.p = self.log_p.detach().exp()
+
+    def mean(self, per_image: Tensor) -> Tensor:
+        """This process's part of a mean over all images, in the graph."""
+        return per_image.sum() / self.images
+
+    def penalty(self, classifier: Tensor) -> Tensor:
+        return (classifier.square() * self.curvature_of_penalty).sum() / 2
+
+    def square_loss(self, classifier: Tensor) -> Tensor:
+        return self.mean((self.targets - self.x @ classifier.T).square())
+
+    def model(self, eta: Tensor, diagonal: bool) -> Tensor:
+        """The quadratic model f(V) + <grad f(V), eta> + eta^T H eta / 2, in the graph of the features."""
+        p, u = self.log_p.exp(), self.x @ eta.T
+        if diagonal:
+            curvature = (p * (1 - p) * (self.x.square() @ eta.T.square())).sum(1)
+        else:
+            curvature = (p * u.square()).sum(1) - (p * u).sum(1).square()
+        per_image = ((p - self.targets) * u - self.targets * self.log_p).sum(1) + curvature / 2
+        penalty = self.penalty(self.classifier) + (self.classifier * eta * self.curvature_of_penalty).sum()
+        return self.mean(per_image) + penalty + self.penalty(eta)
+
+    def gradient(self) -> Tensor:
+        """Of f at the head: (K, d + 1)"""
+        residual = self.p - self.targets
+        return self.total(residual.T @ self.x) / self.images + self.classifier * self.curvature_of_penalty
+
+    def product(self, v: Tensor) -> Tensor:
+        """H v, H never being formed: (K, d + 1)"""
+        u = self.x @ v.T
+        weighted = self.p * (u - (self.p * u).sum(1, keepdim=True))
+        return self.total(weighted.T @ self.x) / self.images + v * self.curvature_of_penalty
+
+    def diagonal(self) -> Tensor:
+        """Of H: (K, d + 1)"""
+        return self.total((self.p * (1 - self.p)).T @ self.x.square()) / self.images + self.curvature_of_penalty
+
+    def hessian(self) -> Tensor:
+        """H itself: (K (d + 1), K (d + 1)), classes outside, columns of the classifier inside."""
+        n, classes = self.p.shape
+        size = self.x.shape[1]
+        spread = (self.p[:, :, None] * self.x[:, None]).flatten(1)  # (n, K (d + 1)), p_ik x_ij
+        matrix = -(spread.T @ spread)
+        blocks = matrix.view(classes, size, classes, size).diagonal(dim1=0, dim2=2)  # (d + 1, d + 1, K)
+        blocks += torch.einsum("nki,nj->ijk", spread.view(n, classes, size), self.x)
+        matrix = self.total(matrix) / self.images
+        matrix.diagonal().add_(self.curvature_of_penalty.repeat(classes))
+        return matrix
+
+
+def _full(batch: _Batch, tau: float) -> Tensor:
+    matrix = batch.hessian().to(wide_dtype(batch.x.device))
+    matrix.diagonal().add_(tau)
+    # Scores do not change their probabilities if the same is added for every class. Where nothing else holds such a shift
+    # back (the bias, with tau = 0), this does; the gradient has no part in it.
+    classes, size = batch.classifier.shape
+    free = batch.curvature_of_penalty + tau == 0
+    blocks = matrix.view(classes, size, classes, size).diagonal(dim1=1, dim2=3)  # (K, K, d + 1)
+    blocks += free / classes
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if failed:
+        raise NumericalError(
+            "the Hessian of the batch is singular or not finite: the classifier has no unique minimum on it; "
+            "use tau > 0 (2**-5 is usual), a larger lam, or a smaller step size if the features have become NaN"
+        )
+    gradient = batch.gradient().to(matrix).flatten()[:, None]
+    return -torch.cholesky_solve(gradient, factor).view_as(batch.classifier).to(batch.x.dtype)
+
+
+def _diagonal(batch: _Batch, tau: float) -> Tensor:
+    curvature = (batch.diagonal() + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
+    return -batch.gradient() / curvature
+
+
+def _conjugate_gradients(batch: _Batch, tau: float) -> Tensor:
+    """Preconditioned by the diagonal, up to a residual of rounding's size."""
+    tolerance = 32 * torch.finfo(batch.x.dtype).eps ** 0.75  # 5e-5 in single precision, 6e-11 in double
+    scale = (batch.diagonal() + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
+    eta = torch.zeros_like(batch.classifier)
+    residual = -batch.gradient()
+    aim = tolerance * float(torch.linalg.vector_norm(residual / scale.sqrt()))
+    direction = residual / scale
+    size = (residual * direction).sum()
+    for _ in range(10 * eta.numel()):
+        if float(size) ** 0.5 <= aim:
+            return eta
+        image = batch.product(direction) + tau * direction
+        length = size / (direction * image).sum()
+        eta = eta + length * direction
+        residual = residual - length * image
+        before, scaled = size, residual / scale
+        size = (residual * scaled).sum()
+        direction = scaled + (size / before) * direction
+    raise NumericalError(
+        "conjugate gradients did not find the minimum of the batch's classifier; use tau > 0 (2**-5 is usual), a larger "
+        "lam, or a smaller step size if the features have become NaN"
+    )
+
+
+_SOLVERS: dict[str, Callable[[_Batch, float], Tensor]] = {
+    "full": _full,
+    "diag": _diagonal,
+    "cg": _conjugate_gradients,
+}
+
+
+@torch.no_grad()
+def _square_minimiser(batch: _Batch) -> Tensor:
+    """The classifier of least penalised squares: (K, d + 1); by a factorisation of the smaller of n and d."""
+    wide = wide_dtype(batch.x.device)
+    x, y, n = batch.x.to(wide), batch.targets.to(wide), float(batch.images)
+    x_mean, y_mean = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1])
+    if batch.has_bias:
+        x = x[:, :-1]
+        x_mean, y_mean = batch.total(x.sum(0)) / n, batch.total(y.sum(0)) / n
+        x, y = x - x_mean, y - y_mean
+    if len(x) < x.shape[1] and batch.total is of_this_process:
+        weight = x.T @ torch.cholesky_solve(y, _ridge_factor(x @ x.T, n * batch.lam))
+    else:
+        factor = _ridge_factor(batch.total(x.T @ x), n * batch.lam)
+        weight = torch.cholesky_solve(batch.total(x.T @ y), factor)
+    if not batch.has_bias:
+        return weight.T.to(batch.x.dtype)
+    bias = y_mean - x_mean @ weight
+    return torch.cat([weight, bias[None]]).T.to(batch.x.dtype)
+
+
+def _ridge_factor(gram: Tensor, ridge: float) -> Tensor:
+    gram.diagonal().add_(ridge)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if failed:
+        raise NumericalError(
+            "the classifier of least squares is not unique on this batch, or the features are not finite; use lam > 0"
+        )
+    return factor

@@ -1,0 +1,64 @@
+"""Progress bars for long work: on a terminal, and nowhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+#: reports how far the work has come, and what there is to say about it: ``report(done, "loss 0.12")``
+Report = Callable[[int, str], None]
+
+_active: ContextVar[Progress | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def progress(description: str, total: int | None = None, show: bool | None = None) -> Iterator[Report]:
+    """A bar on the terminal; yields the function that moves it: ``report(done, "loss 0.12")``.
+
+    Args:
+        total: how much there is to do; ``None`` if that is not known.
+        show: whether to show it; by default if standard error is a terminal. Inside another bar it is shown below that one.
+    """
+    if not (sys.stderr.isatty() if show is None else show):
+        yield _nothing
+        return
+    outer = _active.get()
+    display = outer or _display()
+    token = _active.set(display)
+    try:
+        if outer is None:
+            display.start()
+        task = display.add_task(description, total=total, text="")
+
+        def report(done: int, text: str) -> None:
+            display.update(task, completed=done, text=text)
+
+        yield report
+        if outer is not None:
+            display.remove_task(task)
+    finally:
+        _active.reset(token)
+        if outer is None:
+            display.stop()
+
+
+def _nothing(done: int, text: str) -> None:
+    pass
+
+
+def _display() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
