@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint types format bench slow clean
+.PHONY: help demo test lint types format bench slow clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
+
+demo: $(READY) ## train LeNet-5 and its kernel counterpart side by side, with pictures: a minute or two
+	$(BIN)/python -m torchckn.demo
 
 test: $(READY) ## the test suite, without what takes minutes
 	$(BIN)/python -m pytest

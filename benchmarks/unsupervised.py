@@ -21,14 +21,14 @@ from torchckn.nn.network import CKN
 from .measure import high_water
 
 
-def network(name: str, images: torch.Tensor, generator: torch.Generator) -> CKN:
-    """32 filters a layer, the RBF kernel in every layer, as in the released runs of the paper's authors."""
+def network(name: str, images: torch.Tensor, generator: torch.Generator, filters: int = 32) -> CKN:
+    """All layers of one width, the RBF kernel in every layer, as in the released runs of the paper's authors."""
     if name in presets.names():
         return presets.build(name, images, generator=generator)
     whitened = name == "allcnn"
     pixels = data.Preprocessing.fit(images, whiten=whitened)
     options = {"lenet5": {"padding": 2}, "allcnn": {"in_channels": 27}}.get(name, {})
-    net = zoo.build(name, filters=32, **options)
+    net = zoo.build(name, filters=filters, **options)
     shape = (images.shape[1], images.shape[2], images.shape[3])
     rbf = RBFSphere(0.6)
     return torchckn.translate(net, shape, rbf, linear_kernel=rbf, preprocessing=pixels, generator=generator)

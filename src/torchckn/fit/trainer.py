@@ -69,7 +69,7 @@ def train(
     valid_data: Any = None,
     *,
     method: MethodName = "ulr",
-    steps: int = 400,
+    steps: int = 600,
     batch_size: int = 256,
     lr: float | str | Sequence[float] | StepSize | None = None,
     tau: float = 2**-5,
@@ -112,7 +112,7 @@ def train(
         lam: penalty of the classifier; by default the one its first fit has chosen.
         head_update: ``"exact"``: after the step, the classifier is that of the model at the new filters, as in the paper, at the
             cost of another forward pass; ``"reuse"``: that of the model at the old ones, which is known already.
-        momentum: by default 0.9 for ``"sgd"``, else 0.
+        momentum: by default 0.9 for ``"ulr"`` and ``"sgd"``, else 0. The paper has none for CKNs.
         normalize: whether each filter's gradient is scaled to unit norm; by default in ``"ulr"``, as in the paper.
         radius: of ``"sgo-ball"``; by default the norm of the classifier it starts from.
         trainable: names of the layers to train; by default all that have filters to train.
@@ -154,7 +154,7 @@ def train(
         tau=tau,
         hessian=hessian,
         head_update=head_update,
-        momentum=(0.9 if method == "sgd" else 0.0) if momentum is None else momentum,
+        momentum=(0.9 if method in ("ulr", "sgd") else 0.0) if momentum is None else momentum,
         normalize=normalize,
         radius=radius,
         chunk=chunk,
@@ -206,8 +206,10 @@ def train(
                 run.close()
 
 
-#: step sizes that did best on validation images
-DEFAULT_LR: dict[str, str] = {"ulr": "falling:0.0625", "sgo": "search", "sgo-ball": "root:1", "sgd": "search"}
+# What did best on validation images of MNIST (LeNet-5, 32 filters, batch 256, about 90 s in all): momentum 0.9 with a step size
+# that falls from 2^-6, 98.8 %; without momentum from 2^-4, 98.6 %. Reusing the classifier costs no accuracy and saves a third
+# of the time: 98.2 % after 300 steps and 24 s, against 98.25 % after 34 s.
+DEFAULT_LR: dict[str, str] = {"ulr": "falling:0.015625", "sgo": "search", "sgo-ball": "root:1", "sgd": "search"}
 
 
 class _Trainer:

@@ -46,6 +46,10 @@ class Report:
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
+        return render(self.__rich__())
+
+    def __rich__(self) -> Table:
+        """The table, for a rich console, which knows how wide it is."""
         counts = {c: sum(row.correspondence == c for row in self.rows) for c in ("exact", "inexact", "kept", "dropped")}
         caption = f"{self.network}: " + ", ".join(f"{n} {c}" for c, n in counts.items() if n)
         table = Table(caption=caption, caption_justify="left")
@@ -54,7 +58,7 @@ class Report:
         for row in self.rows:
             shape = " x ".join(map(str, row.output_shape))
             table.add_row(row.source, row.operation, row.label, shape, row.correspondence, row.why)
-        return render(table)
+        return table
 
     def to_json(self) -> dict[str, Any]:
         return {"network": self.network, "rows": [asdict(row) for row in self.rows]}

@@ -1,0 +1,95 @@
+"""Pictures of training: accuracy over steps, filters. They need matplotlib: ``pip install torchckn[plot]``."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: told apart by people with any kind of colour vision (Okabe and Ito)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+History = Sequence[Mapping[str, Any]]
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("pictures need matplotlib: pip install 'torchckn[plot]'") from None
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def _save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def accuracy_curves(histories: Mapping[str, History], path: str | os.PathLike[str]) -> Path:
+    """Validation accuracy over steps and over seconds, one line for each history."""
+    figure = _figure(8, 3.4)
+    for axes, key, label in zip(
+        figure.subplots(1, 2, sharey=True), ("step", "seconds"), ("steps", "seconds of training"), strict=True
+    ):
+        for colour, (name, history) in zip(COLOURS, histories.items(), strict=False):
+            taken = [record for record in history if "valid_accuracy" in record]
+            heights = [100 * record["valid_accuracy"] for record in taken]
+            axes.plot([record[key] for record in taken], heights, "o-", color=colour, label=name, markersize=3)
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("validation accuracy (%)")
+    figure.axes[0].legend(frameon=False, loc="lower right")
+    return _save(figure, path)
+
+
+def filters_before_and_after(before: Tensor, after: Tensor, path: str | os.PathLike[str]) -> Path:
+    """The first layer's filters (f, C, kh, kw), before and after training."""
+    figure = _figure(8, 4)
+    for axes, title, filters in zip(
+        figure.subplots(1, 2), ("before training", "after training"), (before, after), strict=True
+    ):
+        axes.imshow(filter_mosaic(filters), cmap="gray", interpolation="nearest")
+        axes.set_title(title, fontsize=10)
+        axes.axis("off")
+    return _save(figure, path)
+
+
+def filter_mosaic(filters: Tensor, gap: int = 1) -> np.ndarray:
+    """Filters side by side in a square, each with its own contrast, between 0 and 1: (H, W), or (H, W, 3) for three channels."""
+    values = filters.detach().float().cpu()
+    if values.ndim == 2:
+        values = values[:, None, None]
+    if values.shape[1] != 3:
+        values = values.mean(1, keepdim=True) if values.shape[1] < 27 else _patches(values)
+    low, high = values.amin((1, 2, 3), keepdim=True), values.amax((1, 2, 3), keepdim=True)
+    values = (values - low) / (high - low).clamp(min=1e-12)
+    count, channels, height, width = values.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    canvas = np.ones((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), np.float32)
+    for i, tile in enumerate(values.permute(0, 2, 3, 1).numpy()):
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        canvas[top : top + height, left : left + width] = tile
+    return canvas if channels == 3 else canvas[..., 0]
+
+
+def _patches(values: Tensor) -> Tensor:
+    """Filters on whitened patches: 27 channels of one position are a 3x3 patch of three colours."""
+    count, channels = values.shape[:2]
+    side = math.isqrt(channels // 3)
+    if 3 * side * side != channels or values.shape[2:] != (1, 1):
+        return values.mean(1, keepdim=True)
+    return values.reshape(count, 3, side, side)
