@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_DOCS := $(VENV)/.ready-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format bench slow clean
+.PHONY: help demo test lint types format bench slow docs pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,5 +42,16 @@ format: $(READY) ## mend style and formatting where a machine can
 bench: $(READY) ## speed, memory and gradient accuracy against the paper's plain method and a plain ConvNet
 	$(BIN)/python -m benchmarks
 
+# mkdocs-material warns of another project's plans on every build; that is no warning about these pages.
+docs: $(READY_DOCS) ## the documentation, as a site in site/ (its search needs a server: python3 -m http.server -d site)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+$(READY_DOCS): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+	@touch $@
+
+pictures: $(READY) ## the pictures in the documentation, from real runs; needs chromium and chromedriver
+	$(BIN)/python scripts/make_pictures.py
+
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

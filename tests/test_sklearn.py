@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.linear_model import RidgeClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
+import torchckn
 from torchckn import data
-from torchckn.errors import DataError
+from torchckn.errors import ConfigError, DataError
 from torchckn.sklearn import CKNClassifier, CKNTransformer
 
 SMALL: dict[str, Any] = {"filters": 6, "patches": 300, "random_state": 0}
@@ -86,3 +89,29 @@ def test_scikit_learn_s_own_checks_pass(estimator: Any) -> None:
     results = check_estimator(estimator, on_fail=None, on_skip=None)
     assert len(results) > 40
     assert not [result["check_name"] for result in results if result["status"] == "failed"]
+
+
+def some_digits(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    part = data.load("mnist-mini").train
+    return part.images[start:stop].numpy(), part.labels[start:stop].numpy()
+
+
+def test_filters_trained_with_labels_do_better_and_can_be_saved(tmp_path: Path) -> None:
+    train, test = some_digits(0, 600), some_digits(600, 1000)
+    options: dict[str, Any] = {"filters": 4, "patches": 300, "output_size": 2, "random_state": 0}
+    plain = CKNClassifier(**options).fit(*train)
+    options |= {"method": "ulr", "steps": 40, "run_dir": str(tmp_path / "run")}
+    trained = CKNClassifier(**options).fit(*train)
+    assert trained.score(*test) > plain.score(*test)
+    assert len(trained.train_result_.history) == 41
+    np.testing.assert_allclose(trained.predict_proba(test[0]).sum(1), 1, rtol=1e-6)
+    again = CKNClassifier(**options).fit(*train)  # from what the folder has
+    assert np.array_equal(again.predict(test[0]), trained.predict(test[0]))
+    loaded = torchckn.load(torchckn.save(trained.ckn_, tmp_path / "model.ckn"))
+    scores = loaded.eval()(torch.from_numpy(test[0]) / 255)
+    assert np.array_equal(trained.classes_[scores.argmax(1).numpy()], trained.predict(test[0]))
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'url'.*'ulr'"):
+        CKNClassifier(method="url").fit(*some_digits(0, 50))  # type: ignore[arg-type]

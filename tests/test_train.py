@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError, NumericalError, data, runs, zoo
-from torchckn.fit import methods, trainer
+from torchckn.fit import chunks, loop, methods
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.fit.sphere import tangent
 from torchckn.fit.stepsize import Search
@@ -58,7 +58,7 @@ def convnet() -> torchckn.ScaledConvNet:
 OPTIONS: dict[str, Any] = {"batch_size": 64, "lambdas": [2.0**-6, 2.0**-12], "patches": 300}
 
 
-def trained(net: Any = None, seed: int = 0, **options: Any) -> tuple[Any, trainer.TrainResult]:
+def trained(net: Any = None, seed: int = 0, **options: Any) -> tuple[Any, loop.TrainResult]:
     net = network() if net is None else net
     train_data, valid_data = digits()
     generator = torch.Generator().manual_seed(seed)
@@ -145,11 +145,107 @@ def test_only_the_layers_that_are_named_are_trained() -> None:
 
 def test_bandwidths_are_trained_on_request_and_saved(tmp_path: Path) -> None:
     ckn, _ = trained(bandwidths=True)
-    sigmas = [ckn.layers[name].kernel.sigma.item() for name in ("conv", "dense")]
+    sigmas = [float(ckn.layers[name].kernel.sigma) for name in ("conv", "dense")]
     assert all(abs(sigma - 0.6) > 1e-4 for sigma in sigmas)
     loaded = torchckn.load(torchckn.save(ckn, tmp_path / "ckn"))
-    assert [loaded.layers[name].kernel.sigma.item() for name in ("conv", "dense")] == sigmas
+    assert [float(loaded.layers[name].kernel.sigma) for name in ("conv", "dense")] == sigmas
     assert float(trained()[0].layers["conv"].kernel.sigma) == 0.6
+
+
+def test_training_leaves_nothing_behind_but_what_it_trained(tmp_path: Path) -> None:
+    ckn = network().eval()
+    ckn.layers["dense"].train()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="not empty"):
+        trained(ckn, run_dir=tmp_path / "full", bandwidths=True)
+    trained(ckn, bandwidths=True, trainable=["conv"])
+    modes = {name: module.training for name, module in ckn.named_modules() if module.training}
+    assert set(modes) == {"layers.dense", "layers.dense.kernel"}
+    assert not any(isinstance(p, nn.Parameter) for layer in ckn.kernel_layers().values() for p in layer.kernel.parameters())
+    assert float(ckn.layers["dense"].kernel.sigma) == 0.6
+    assert all(p.grad is None for p in ckn.parameters())
+    assert ckn.layers["dense"].weight.requires_grad
+    sigma = float(ckn.layers["conv"].kernel.sigma)
+    trained(ckn, lam=2**-8)
+    assert float(ckn.layers["conv"].kernel.sigma) == sigma != 0.6
+
+
+class Dropping(torchckn.ScaledConvNet):
+    """A ConvNet with dropout, as a module or as a function."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().features(x), 0.5, self.training)
+
+
+def dropping() -> Dropping:
+    layers = nn.Sequential(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.AvgPool2d(5), nn.Flatten(), nn.Linear(24, 10))
+    net = Dropping(layers, (1, 14, 14), generator=torch.Generator().manual_seed(0))
+    net.initialize_(0.2, torch.Generator().manual_seed(1))
+    return net
+
+
+def test_dropout_is_part_of_what_a_seed_decides_and_of_what_is_resumed(tmp_path: Path) -> None:
+    options = {"method": "sgd", "lr": 2**-4, "lam": 2**-8, "final_head": False}
+    torch.manual_seed(5)
+    expected = trained(dropping(), **options)[0].state_dict()
+    torch.manual_seed(6)
+    with pytest.raises(StopHereError):
+        trained(dropping(), run_dir=tmp_path / "run", checkpoint_every=2, on_step=stop_after(5), **options)
+    net = dropping()
+    outside = torch.get_rng_state()
+    found = trained(net, run_dir=tmp_path / "run", resume=True, **options)[0].state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert torch.equal(torch.get_rng_state(), outside)
+
+
+def test_both_passes_of_a_large_batch_see_the_same_dropout() -> None:
+    net, images = dropping().train(), digits()[0][0]
+    torch.manual_seed(0)
+    net.zero_grad()
+    value, _ = chunks.batch_gradient(net, images, lambda x: (x.square().sum(), None), 20)  # fifteen chunks: two passes
+    found = net.body[0].weight.grad.clone()
+    torch.manual_seed(0)
+    net.zero_grad()
+    total = sum((net.features(piece).square().sum() for piece in images.split(20)), torch.zeros(()))
+    total.backward()
+    assert value == pytest.approx(float(total.detach()), rel=1e-5)
+    torch.testing.assert_close(found, net.body[0].weight.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_a_classifier_of_other_filters_or_another_loss_is_fitted_anew() -> None:
+    (train_data, valid_data), ckn = digits(), network()
+    torchckn.fit_filters(ckn, train_data, 300, generator=torch.Generator().manual_seed(0))
+    torchckn.fit_head(ckn, train_data, valid_data, lambdas=OPTIONS["lambdas"])
+    torchckn.fit_filters(ckn, train_data, 300, generator=torch.Generator().manual_seed(1))
+    assert trained(ckn, steps=1)[1].start is not None
+    assert trained(ckn, steps=1)[1].start is None
+    assert trained(ckn, steps=1, loss="square")[1].start is not None
+
+
+def test_a_run_without_a_generator_is_resumed_with_its_own_seed(tmp_path: Path) -> None:
+    train_data, valid_data = digits()
+    arguments = {"steps": 6, "lr": 2**-5, "run_dir": tmp_path / "run", **OPTIONS}
+    with pytest.raises(StopHereError):
+        torchckn.train(network(), train_data, valid_data, checkpoint_every=2, on_step=stop_after(4), **arguments)
+    result = torchckn.train(network(), train_data, valid_data, resume=True, **arguments)
+    assert len(result.history) == 7
+
+
+def test_other_images_are_another_configuration(tmp_path: Path) -> None:
+    (images, labels), valid_data = digits()
+    arguments: dict[str, Any] = {"steps": 2, "lr": 2**-5, **OPTIONS}
+    for name, first, second in (
+        ("pair", (images, labels), (images.clone().index_fill_(0, torch.tensor([7]), 0.0), labels)),
+        ("dataset", TensorDataset(images, labels), TensorDataset(images[:200], labels[:200])),
+    ):
+        generator = torch.Generator().manual_seed(0)
+        torchckn.train(network(), first, valid_data, run_dir=tmp_path / name, generator=generator, **arguments)
+        generator = torch.Generator().manual_seed(0)
+        with pytest.raises(ConfigError, match="another configuration: data differ"):
+            torchckn.train(
+                network(), second, valid_data, run_dir=tmp_path / name, resume=True, generator=generator, **arguments
+            )
 
 
 def test_the_papers_search_of_the_step_size_leaves_no_trace_but_the_step_size() -> None:
@@ -233,6 +329,17 @@ def test_a_run_folder_has_all_that_there_is_to_know(tmp_path: Path) -> None:
     assert torch.equal(loaded.head.weight, ckn.head.weight)
 
 
+@pytest.mark.parametrize("build", [network, convnet])
+def test_resuming_a_finished_run_gives_what_it_gave(tmp_path: Path, build: Any) -> None:
+    method = "ulr" if build is network else "sgd"
+    first, before = trained(build(), run_dir=tmp_path / "run", method=method)
+    runs.add_to_result(tmp_path / "run", {"test_accuracy": 0.5})
+    again, after = trained(build(), run_dir=tmp_path / "run", method=method, resume=True)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in first.state_dict().items())
+    assert (after.head, after.lam, after.history) == (before.head, before.lam, before.history)
+    assert (runs.read_result(tmp_path / "run") or {})["test_accuracy"] == 0.5
+
+
 def test_a_folder_of_another_run_is_refused_and_untouched(tmp_path: Path) -> None:
     trained(run_dir=tmp_path / "run")
 
@@ -241,7 +348,7 @@ def test_a_folder_of_another_run_is_refused_and_untouched(tmp_path: Path) -> Non
         return {str(path): path.read_bytes() for path in files}
 
     before = content()
-    with pytest.raises(ConfigError, match="has a run already.*resume=True"):
+    with pytest.raises(ConfigError, match="has a run already; go on with it .resume=True"):
         trained(run_dir=tmp_path / "run")
     with pytest.raises(ConfigError, match="another configuration: batch_size differ .batch_size was 64, is 32"):
         trained(run_dir=tmp_path / "run", resume=True, batch_size=32)
@@ -365,6 +472,15 @@ def test_what_else_is_refused() -> None:
         trained(convnet(), bandwidths=True)
     with pytest.raises(ConfigError, match="nothing to train"):
         trained(trainable=[])
+    with pytest.raises(ConfigError, match="trainable expects a list"):
+        trained(trainable="conv")
+    for name in ("tau", "momentum", "radius", "lam"):
+        with pytest.raises(ConfigError, match=f"{name} expects a number"):
+            trained(**{name: "a"})
+        with pytest.raises(ConfigError, match=f"{name} expects a number"):
+            trained(**{name: math.nan})
+    with pytest.raises(ConfigError, match="generator expects a torch.Generator"):
+        torchckn.train(network(), train_data, valid_data, generator=3)  # type: ignore[arg-type]
 
 
 def test_the_constrained_problem_keeps_its_classifier_in_the_ball() -> None:

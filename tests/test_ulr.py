@@ -286,3 +286,45 @@ def test_a_convnet_is_a_feature_extractor_too() -> None:
     value, _ = batch_gradient(net, images, lambda x: reduced_objective(net.scaling(x), labels, net.head, 2**-8))
     assert value < 3
     assert all(p.grad is not None for p in net.body.parameters())
+
+
+def test_features_that_are_not_finite_are_noticed_at_once() -> None:
+    x, y, head = problem(50, 300)
+    x[3, 7] = torch.nan
+    for hessian in ("full", "cg"):
+        with pytest.raises(NumericalError, match="NaN"):
+            reduced_objective(x, y, head, 2**-5, hessian=hessian)  # type: ignore[arg-type]
+
+
+class Odd(nn.Module):
+    """Its classifier is not the last layer that was registered."""
+
+    def __init__(self, after: nn.Module) -> None:
+        super().__init__()
+        self.head = nn.Linear(36, 3)
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AvgPool2d(2), nn.Flatten())
+        self.gate = nn.Linear(36, 36)
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.body(x)
+        return self.after(self.head(maps * self.gate(maps).sigmoid()))
+
+
+def test_the_head_of_a_convnet_is_the_layer_its_scores_come_from() -> None:
+    net = torchckn.ScaledConvNet(Odd(nn.Identity()), (1, 8, 8))
+    assert (net.head.in_features, net.head.out_features) == (36, 3)
+    assert net.features(torch.rand(2, 1, 8, 8)).shape == (2, 36)
+    with pytest.raises(torchckn.TranslationError, match="do not come out of an nn.Linear"):
+        torchckn.ScaledConvNet(Odd(nn.LogSoftmax(1)), (1, 8, 8))
+    with pytest.raises(DataError, match=r"does not take images of shape \(3, 8, 8\)"):
+        torchckn.ScaledConvNet(Odd(nn.Identity()), (3, 8, 8))
+    with pytest.raises(DataError, match="this network expects images"):
+        net(torch.rand(2, 1, 9, 9))
+
+
+def test_a_head_without_bias_is_refused_by_fit_head() -> None:
+    ckn = network(torch.float32)
+    ckn.head = nn.Linear(ckn.head.in_features, 10, bias=False)
+    with pytest.raises(ConfigError, match="a classifier with a bias"):
+        torchckn.fit_head(ckn, (torch.rand(20, 1, 28, 28), torch.arange(20) % 10), lam=0.1)

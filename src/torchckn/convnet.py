@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from .data.preprocessing import Preprocessing
 from .errors import DataError, TranslationError
 from .graph import Graph
-from .nn.network import CKN, Centring, Classifier
+from .nn.functional import check_finite
+from .nn.network import CKN, Centring, Classifier, require_shape
 
 
 class ScaledConvNet(Classifier):
@@ -46,14 +47,18 @@ class ScaledConvNet(Classifier):
         shape = getattr(net, "input_shape", None) if input_shape is None else input_shape
         if shape is None or len(shape) != 3:
             raise DataError(f"ScaledConvNet expects input_shape=(channels, height, width), came {input_shape!r}")
-        body, head = _without_head(net)
+        shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+        modules = _modules(preprocessing, shape)
+        body, head = _without_head(net, modules, shape)
         super().__init__(head.in_features, head.out_features, centring, generator, head.weight.device, head.weight.dtype)
-        self.input_shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+        self.input_shape = shape
         self.body = body
-        self.preprocessing: nn.Sequential = _modules(preprocessing, self.input_shape)
+        self.preprocessing = modules.to(head.weight)
         self.train(net.training)
 
     def features(self, x: Tensor) -> Tensor:
+        require_shape(x, self.input_shape)
+        check_finite(x)
         return self.body(self.preprocessing(x)).flatten(1)
 
     @torch.no_grad()
@@ -69,22 +74,35 @@ class ScaledConvNet(Classifier):
         return self
 
 
-def _without_head(net: nn.Module) -> tuple[nn.Module, nn.Linear]:
+@torch.no_grad()
+def _without_head(net: nn.Module, preprocessing: nn.Module, shape: tuple[int, int, int]) -> tuple[nn.Module, nn.Linear]:
     """A copy of the network whose last linear layer lets everything through, and that layer."""
-    body = copy.deepcopy(net)
-    found = [name for name, module in body.named_modules() if isinstance(module, nn.Linear)]
-    if not found or not found[-1]:
+    body = copy.deepcopy(net).eval()
+    outputs: dict[str, Tensor] = {}
+    for name, module in body.named_modules():
+        if name and isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _, __, output, name=name: outputs.__setitem__(name, output))
+    example = next(body.parameters(), torch.zeros(()))
+    try:
+        scores = body(preprocessing(torch.zeros(2, *shape)).to(example))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{type(net).__name__} does not take images of shape {shape}: {reason}") from error
+    heads = [name for name, output in outputs.items() if output is scores]
+    if not heads:
         raise TranslationError(
-            f"{type(net).__name__} has no nn.Linear at its end, where a ConvNet's classifier is expected; add one"
+            f"the scores of {type(net).__name__} do not come out of an nn.Linear, where a ConvNet's classifier is expected; "
+            "let the network end in one, without anything after it"
         )
-    head = body.get_submodule(found[-1])
+    body = copy.deepcopy(net)
+    head = body.get_submodule(heads[-1])
     assert isinstance(head, nn.Linear)
-    body.set_submodule(found[-1], nn.Identity())
+    body.set_submodule(heads[-1], nn.Identity())
     return body, head
 
 
 def _modules(preprocessing: Preprocessing | None, shape: tuple[int, int, int]) -> nn.Sequential:
     if preprocessing is None:
         return nn.Sequential()
-    nodes = preprocessing.nodes()
-    return nn.Sequential(*CKN(Graph(shape, nodes)).layers.values())
+    ckn = CKN(Graph(shape, preprocessing.nodes()), generator=torch.Generator())
+    return nn.Sequential(*ckn.layers.values())

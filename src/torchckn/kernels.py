@@ -27,7 +27,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,37 @@ class KernelSpec:
 def names() -> list[str]:
     """The names of all kernels there are, one's own included."""
     return sorted(Kernel._known)
+
+
+#: kernels by the names that a command line or a configuration has for them, with the types of their arguments
+_WRITTEN: dict[str, tuple[str, tuple[type, ...]]] = {
+    "linear": ("Linear", ()),
+    "rbf": ("RBFSphere", (float,)),
+    "arccosine": ("ArcCosine", (int,)),
+    "polynomial": ("Polynomial", (int, float)),
+    "matern": ("Matern", (float, float)),
+}
+
+
+def parse(text: str) -> Kernel | Literal["match"]:
+    """A kernel as it is written on a command line: ``rbf:0.6``, ``arccosine:1``, ``linear``, ``matern:1.5:0.6``, or ``match``.
+
+    Example:
+        >>> parse("rbf:0.6")
+        RBFSphere(sigma=0.6, trainable=False)
+    """
+    name, *numbers = text.split(":")
+    if name == "match" and not numbers:
+        return "match"
+    if name not in _WRITTEN:
+        raise unknown_name("kernel", name, ["match", *_WRITTEN], "With its numbers after colons, as in rbf:0.6.")
+    known, types = _WRITTEN[name]
+    try:
+        values = [kind(number) for kind, number in zip(types, numbers, strict=True)]
+    except ValueError:
+        expected = ":".join([name, *("NUMBER" for _ in types)])
+        raise ConfigError(f"kernel {text!r}: expected {expected}, such as rbf:0.6 or arccosine:1") from None
+    return Kernel._known[known](*values)
 
 
 class _WithSlope(torch.autograd.Function):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import tomllib
 from importlib import metadata
@@ -32,6 +33,9 @@ from torch import Tensor
 
 from .errors import ConfigError, DataError
 from .storage import write_atomically
+
+#: files of a run that were not moved to their place yet
+_HALF_WRITTEN = re.compile(r"\.(\w[\w-]*\.safetensors|metrics\.jsonl|(config|environment|result)\.(toml|json))\.\w+")
 
 
 class Run:
@@ -63,18 +67,25 @@ class Run:
     def _begin(self, config: dict[str, Any], resume: bool) -> None:
         config = _plain(config)
         file = self.folder / "config.toml"
+        for leftover in self.folder.rglob(".*"):  # of a process that was killed while it wrote
+            if _HALF_WRITTEN.fullmatch(leftover.name):
+                leftover.unlink()
         if not file.exists():
             others = [item.name for item in self.folder.iterdir() if not item.name.startswith(".")]
             if others:
                 raise ConfigError(
                     f"{self.folder} is not empty and not a run (it has {others[0]!r}); choose an empty or new folder"
                 )
+            try:
+                content = tomli_w.dumps(config).encode()
+            except TypeError as error:
+                raise ConfigError(f"a run's configuration is made of numbers, texts and lists of them: {error}") from error
+            write_atomically(file, content)
             write_atomically(self.folder / "environment.json", _json(environment()))
-            write_atomically(file, tomli_w.dumps(config).encode())
             return
         if not resume:
             raise ConfigError(
-                f"{self.folder} has a run already; pass resume=True to go on with it, or choose another folder"
+                f"{self.folder} has a run already; go on with it (resume=True, or --resume), or choose another folder"
             )
         before = read_config(self.folder)
         differing = sorted(key for key in before.keys() | config.keys() if before.get(key) != config.get(key))
@@ -163,7 +174,34 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
 def read_result(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     """What came out of a run, or None if it is not finished."""
     file = Path(folder) / "result.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} is damaged ({error}); delete it, and resume the run to have it again") from error
+
+
+def add_to_result(folder: str | os.PathLike[str], more: dict[str, Any]) -> None:
+    """Say more about what came out of a finished run."""
+    write_atomically(Path(folder) / "result.json", _json((read_result(folder) or {}) | more))
+
+
+def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """A run in a line: what it is, how far it is, how well it did."""
+    config, metrics, result = read_config(folder), read_metrics(folder), read_result(folder)
+    settings = config.get("settings", {})
+    taken = [record["valid_accuracy"] for record in metrics if "valid_accuracy" in record]
+    final = ((result or {}).get("head") or {}).get("accuracy")
+    made = metrics[-1]["step"] if metrics else 0
+    return {
+        "run": str(folder),
+        "network": f"{settings.get('network')} ({settings.get('kind', 'ckn')})" if settings else config.get("network"),
+        "method": config.get("method"),
+        "steps": config.get("steps"),
+        "validation": final if final is not None else (taken[-1] if taken else None),
+        "test": (result or {}).get("test_accuracy"),
+        "seconds": (result or {}).get("seconds", metrics[-1].get("seconds") if metrics else None),
+        "state": "finished" if result else f"{made} of {config.get('steps')} steps",
+    }
 
 
 def read_filters(folder: str | os.PathLike[str]) -> dict[int, Tensor]:

@@ -13,7 +13,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from .data.preprocessing import Preprocessing
-from .errors import DataError
+from .errors import DataError, unknown_name
 from .fit.classifier import fit_classifier
 from .fit.features import extract_features
 from .fit.filters import fit_filters
+from .fit.trainer import train
 from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
 from .kernels import RBFSphere
 from .nn.network import CKN, Centring
@@ -84,9 +85,12 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         side = int(length**0.5)
         return (1, side, side) if side * side == length else (1, 1, length)  # square grey images, or a signal
 
-    def _build(self, images: Tensor) -> CKN:
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(0 if self.random_state is None else int(self.random_state))
+
+    def _build(self, images: Tensor, classes: int = 10) -> CKN:
         """``layers`` times a kernel layer, with pooling between them, on standardised (or whitened) images."""
-        generator = torch.Generator().manual_seed(0 if self.random_state is None else int(self.random_state))
+        generator = self._generator()
         channels, height, width = images.shape[1:]
         scale = images.std() > 0
         nodes = list(Preprocessing.fit(images, self.whiten).nodes()) if scale else []
@@ -103,7 +107,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
             AdaptiveAveragePool("pool", output_size=(min(self.output_size, size[0]), min(self.output_size, size[1])))
         )
         centring = "none" if self.filters == 1 else self.centring
-        ckn = CKN(Graph((channels, height, width), nodes), centring=centring, generator=generator).eval()
+        ckn = CKN(Graph((channels, height, width), nodes), classes, centring, generator=generator).eval()
         return fit_filters(ckn, images, self.patches, generator=generator) if scale else ckn
 
     def _features(self, images: Tensor) -> Tensor:
@@ -150,7 +154,13 @@ class CKNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _CKNEsti
 class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
     """A linear classifier on the features of :class:`CKNTransformer`; its penalty is chosen on a part of the images.
 
+    ``ckn_`` is the whole network, classifier included: ``torchckn.save(model.ckn_, path)`` keeps it.
+
     Args:
+        method: ``"unsupervised"``: the filters never see a label; ``"ulr"``, ``"sgo"``: they are trained with them
+            (:func:`torchckn.train`).
+        steps: mini-batches of that training.
+        run_dir: a folder that keeps what has been trained so far; a fit that was interrupted goes on from there.
         lam: the penalty; None chooses it on ``validation`` of the images, and then fits on all of them.
         others: as for :class:`CKNTransformer`.
     """
@@ -170,12 +180,18 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         random_state: int | None = None,
         lam: float | None = None,
         validation: float = 0.2,
+        method: Literal["unsupervised", "ulr", "sgo"] = "unsupervised",
+        steps: int = 200,
+        run_dir: str | None = None,
     ) -> None:
         super().__init__(
             filters, sigma, kernel_size, layers, output_size, patches, eps, whiten, centring, image_shape, random_state
         )
         self.lam = lam
         self.validation = validation
+        self.method = method
+        self.steps = steps
+        self.run_dir = run_dir
 
     def fit(self, x: Any, y: Any) -> CKNClassifier:
         if y is None:
@@ -188,14 +204,17 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"CKNClassifier needs at least two classes, came one class only: {self.classes_[0]}")
-        self.ckn_ = self._build(images)
+        if self.method not in ("unsupervised", "ulr", "sgo"):
+            raise unknown_name("method", self.method, ("unsupervised", "ulr", "sgo"))
+        self.ckn_ = self._build(images, len(self.classes_))
+        targets = torch.from_numpy(codes.astype(np.int64))
+        order = torch.randperm(len(images), generator=self._generator())
+        held = max(1, int(self.validation * len(images)))
+        if self.method != "unsupervised":
+            self._train(images, targets, order[held:], order[:held])
         features, _ = extract_features(self.ckn_, images)
         self.ckn_.scaling.calibrate(features)
         scaled = self._features(images)
-        targets = torch.from_numpy(codes.astype(np.int64))
-        generator = torch.Generator().manual_seed(0 if self.random_state is None else int(self.random_state))
-        order = torch.randperm(len(images), generator=generator)
-        held = max(1, int(self.validation * len(images)))
         if self.lam is not None or held >= len(images):
             lam = 1e-3 if self.lam is None else self.lam
             weight, bias, self.head_fit_ = fit_classifier(scaled, targets, len(self.classes_), lam=lam)
@@ -204,7 +223,28 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
             parts = scaled[kept], targets[kept], len(self.classes_), scaled[valid], targets[valid]
             weight, bias, self.head_fit_ = fit_classifier(*parts, refit=True)
         self.coef_, self.intercept_ = weight.T.numpy(), bias.numpy()
+        with torch.no_grad():
+            self.ckn_.head.weight.copy_(weight.T)
+            self.ckn_.head.bias.copy_(bias)
+            self.ckn_.lam.fill_(self.head_fit_.lam)
         return self
+
+    def _train(self, images: Tensor, targets: Tensor, kept: Tensor, valid: Tensor) -> None:
+        """Train the filters with labels; the classifier on all images comes after."""
+        method: Any = self.method
+        self.train_result_ = train(
+            self.ckn_,
+            (images[kept], targets[kept]),
+            (images[valid], targets[valid]),
+            method=method,
+            steps=self.steps,
+            lam=self.lam,
+            final_head=False,
+            generator=self._generator(),
+            run_dir=self.run_dir,
+            resume=self.run_dir is not None,
+        )
+        self.ckn_.eval()
 
     def decision_function(self, x: Any) -> np.ndarray:
         check_is_fitted(self)

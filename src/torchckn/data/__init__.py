@@ -20,7 +20,7 @@ from .batches import batches, size_of
 from .own import load_folder, load_npz
 from .preprocessing import Preprocessing
 from .sets import DataSet, Part, split
-from .sources import SOURCES, data_folder, fetch, load_mini, verify
+from .sources import SOURCES, data_folder, fetch, is_complete, load_mini, verify
 
 __all__ = [
     "DataSet",
@@ -29,6 +29,7 @@ __all__ = [
     "batches",
     "data_folder",
     "fetch",
+    "is_here",
     "load",
     "names",
     "size_of",
@@ -40,6 +41,11 @@ __all__ = [
 def names() -> list[str]:
     """The names that :func:`load` takes, besides paths."""
     return sorted([*SOURCES, "mnist-mini"])
+
+
+def is_here(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
+    """Whether a data set is part of the package, or has been fetched already."""
+    return name == "mnist-mini" or is_complete(data_folder(data_dir) / name)
 
 
 def load(name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> DataSet:

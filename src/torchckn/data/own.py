@@ -84,10 +84,32 @@ def read_image(file: Path, mode: str = "") -> tuple[Tensor, str]:
     return torch.from_numpy(np.array(array)), kind  # a copy: what PIL gives may not be written to
 
 
+def read_for(file: Path, shape: tuple[int, int, int], resize: bool = False) -> Tensor:
+    """An image file as a network takes it: (C, H, W), uint8, with as many channels; resized if asked for, else an error."""
+    from PIL import Image
+
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise DataError(f"image files are grey or RGB, but the network takes images of {channels} channels")
+    if not file.is_file():
+        raise DataError(f"{file} does not exist; expected an image file")
+    pixels, _ = read_image(file, "L" if channels == 1 else "RGB")
+    if tuple(pixels.shape[1:]) == (height, width):
+        return pixels
+    if not resize:
+        raise DataError(
+            f"{file} has {pixels.shape[1]}x{pixels.shape[2]} pixels, the network takes {height}x{width}; "
+            "crop it, or pass --resize"
+        )
+    image = Image.fromarray(pixels[0].numpy() if channels == 1 else pixels.permute(1, 2, 0).numpy())
+    resized = np.array(image.resize((width, height), Image.Resampling.LANCZOS))
+    return torch.from_numpy(resized[None] if channels == 1 else resized.transpose(2, 0, 1).copy())
+
+
 def load_npz(file: Path) -> DataSet:
     """Arrays ``x`` (N, H, W) or (N, C, H, W) and ``y`` (N,), whole numbers; ``x_test`` and ``y_test`` if there are any."""
     try:
-        with np.load(file, allow_pickle=False) as content:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"{file} cannot be read as an .npz file of plain arrays ({error})") from error

@@ -64,7 +64,7 @@ def fetch(name: str, data_dir: str | os.PathLike[str] | None = None, *, progress
         raise unknown_name("data set", name, SOURCES)
     source, folder = SOURCES[name], data_folder(data_dir)
     cached = folder / name
-    if not _is_complete(cached):
+    if not is_complete(cached):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder / f".{name}.lock")
@@ -73,17 +73,19 @@ def fetch(name: str, data_dir: str | os.PathLike[str] | None = None, *, progress
                 f"cannot use {folder} for data: {error.strerror}; choose another with data_dir or TORCHCKN_DATA"
             ) from error
         with lock:
-            if not _is_complete(cached):  # another process may have fetched it meanwhile
+            if not is_complete(cached):  # another process may have fetched it meanwhile
                 _store(cached, _obtain(name, source, folder, progress))
     return _read_cache(name, source, cached)
 
 
 def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
     """Whether the cached data set has the content it should have; an error if there is none."""
+    if name == "mnist-mini":
+        return load_mini().train.labels.bincount().tolist() == [600] * 10
     if name not in SOURCES:
         raise unknown_name("data set", name, SOURCES)
     cached = data_folder(data_dir) / name
-    if not _is_complete(cached):
+    if not is_complete(cached):
         raise DataError(f"{name} has not been fetched into {cached.parent} yet; torchckn.data.load({name!r}) does")
     return _mismatch({part: np.load(cached / f"{part}.npy") for part in PARTS}, SOURCES[name].sha256) is None
 
@@ -99,7 +101,8 @@ def load_mini() -> DataSet:
     return DataSet("mnist-mini", parts[0], parts[1], _DIGITS)
 
 
-def _is_complete(cached: Path) -> bool:
+def is_complete(cached: Path) -> bool:
+    """Whether a folder of the cache has all parts of a data set."""
     return all((cached / f"{part}.npy").is_file() for part in PARTS)
 
 

@@ -1,13 +1,14 @@
 """Training. Without labels: kmeans, filters, features, classifier, head; with labels: ulr, chunks, sphere, stepsize, methods,
-order, trainer. That is also the reading order."""
+order, loop, trainer. That is also the reading order."""
 
 from .classifier import HeadFit
 from .features import Evaluation, evaluate, extract_features
 from .filters import fit_filters
 from .head import fit_head
 from .kmeans import spherical_kmeans
+from .loop import TrainResult
 from .sphere import SphereSGD
-from .trainer import TrainResult, train
+from .trainer import train
 from .ulr import reduced_objective
 
 __all__ = [

@@ -46,7 +46,9 @@ def batch_gradient(
             features = torch.cat([part.detach() for part in graphs]).requires_grad_()
         else:
             graphs = []
+            chance = torch.get_rng_state()  # the second pass is to see what the first one saw, dropout included
             features = features_in_chunks(net, pieces).requires_grad_()
+            torch.set_rng_state(chance)
         value, beside = objective(features)
         value.backward()
         assert features.grad is not None

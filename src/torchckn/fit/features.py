@@ -12,31 +12,27 @@ from torch import Tensor
 from ..data import batches, size_of
 from ..data.preprocessing import unit_pixels
 from ..errors import DataError
-from ..nn.network import Classifier
+from ..nn.network import Classifier, modes_kept
 from ..progress import progress as show_progress
 
 #: images that go through a network at a time when no gradient is needed: few enough that their features stay in the cache
 CHUNK = 64
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def extract_features(
     ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: bool | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The features of all images, before scaling, and their labels if there are any: (N, d), (N,)"""
-    training = ckn.training
-    ckn.eval()
-    try:
-        found, labels, done = [], [], 0
-        with show_progress("features", size_of(data), progress) as report:
-            for images, targets in batches(data, batch_size):
-                found.append(ckn.features(unit_pixels(images, ckn.head.weight)))
-                if targets is not None:
-                    labels.append(targets)
-                done += len(images)
-                report(done, "")
-    finally:
-        ckn.train(training)
+    found, labels, done = [], [], 0
+    with modes_kept(ckn), show_progress("features", size_of(data), progress) as report:
+        ckn.eval()
+        for images, targets in batches(data, batch_size):
+            found.append(ckn.features(unit_pixels(images, ckn.head.weight)))
+            if targets is not None:
+                labels.append(targets)
+            done += len(images)
+            report(done, "")
     if not found:
         raise DataError("there are no images to take features of")
     return torch.cat(found), torch.cat(labels) if labels else None
@@ -62,10 +58,8 @@ def evaluate(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: b
     features, labels = extract_features(ckn, data, batch_size=batch_size, progress=progress)
     if labels is None:
         raise DataError("evaluate needs labels: pass a pair (images, labels), or a Dataset or DataLoader of such pairs")
-    with torch.inference_mode():
-        training = ckn.scaling.training
+    with torch.no_grad(), modes_kept(ckn):
         scores = ckn.head(ckn.scaling.eval()(features))
-        ckn.scaling.train(training)
     labels = check_labels(labels, ckn.head.out_features).to(scores.device)
     predictions = scores.argmax(1)
     accuracy = float((predictions == labels).double().mean())

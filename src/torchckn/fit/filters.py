@@ -17,7 +17,7 @@ from ..data import batches, size_of
 from ..data.preprocessing import unit_pixels
 from ..errors import ConfigError, DataError, unknown_name
 from ..nn.layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d
-from ..nn.network import CKN
+from ..nn.network import CKN, modes_kept
 from ..progress import progress as show_progress
 from .kmeans import spherical_kmeans
 
@@ -51,21 +51,18 @@ def fit_filters(
         raise unknown_name("init", init, get_args(How))
     if not isinstance(patches, int) or patches < 1:
         raise ConfigError(f"patches expects a whole number of at least 1, came {patches!r}")
-    training = ckn.training
-    ckn.eval()
-    try:
-        layers = ckn.kernel_layers()
-        with show_progress("filters without labels", len(layers), progress) as report:
-            for done, (name, layer) in enumerate(layers.items()):
-                report(done, name)
-                how = layer.init if init is None or layer.init == "identity" else init
-                if how == "random":
-                    _set_filters(layer, torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64))
-                elif how != "identity":
-                    _fit_layer(ckn, name, layer, data, patches, how, restarts, batch_size, generator)
-    finally:
-        ckn.train(training)
+    layers = ckn.kernel_layers()
+    with modes_kept(ckn), show_progress("filters without labels", len(layers), progress) as report:
+        ckn.eval()
+        for done, (name, layer) in enumerate(layers.items()):
+            report(done, name)
+            how = layer.init if init is None or layer.init == "identity" else init
+            if how == "random":
+                _set_filters(layer, torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64))
+            elif how != "identity":
+                _fit_layer(ckn, name, layer, data, patches, how, restarts, batch_size, generator)
     ckn.filters_fitted.fill_(True)
+    ckn.lam.fill_(-1)  # a head that was fitted to other features is not fitted to these
     return ckn
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, unknown_name
-from ..nn.network import Classifier
+from ..nn.network import Classifier, modes_kept
 from .classifier import LAMBDAS, HeadFit, Loss, Search, fit_classifier
 from .features import check_labels, extract_features
 
@@ -50,14 +50,17 @@ def fit_head(
         raise unknown_name("search", search, get_args(Search))
     if lam is None and valid_data is None:
         raise ConfigError("fit_head chooses lambda on validation data: pass valid_data, or the penalty itself as lam=...")
+    if lam is not None and not (isinstance(lam, (int, float)) and 0 <= lam < float("inf")):
+        raise ConfigError(f"lam expects a number >= 0, came {lam!r}")
+    if ckn.head.bias is None:
+        raise ConfigError("fit_head fits a classifier with a bias, which this network's head does not have; give it one")
     train, train_labels = _labelled(ckn, train_data, "train_data", progress)
     valid = None if valid_data is None else _labelled(ckn, valid_data, "valid_data", progress)
     ckn.scaling.calibrate(train)
     raw = [train, *([valid[0]] if valid else [])]
-    with torch.no_grad():
+    with torch.no_grad(), modes_kept(ckn):
         ckn.scaling.eval()
         parts = [ckn.scaling(part) for part in raw]
-        ckn.scaling.train(ckn.training)
     labels = [train_labels, *([valid[1]] if valid else [])]
     weight, bias, result = fit_classifier(
         parts[0],
@@ -75,9 +78,9 @@ def fit_head(
     )
     with torch.no_grad():
         ckn.lam.fill_(result.lam)
+        ckn.head_loss = loss
         ckn.head.weight.copy_(weight.T)
-        if ckn.head.bias is not None:
-            ckn.head.bias.copy_(bias)
+        ckn.head.bias.copy_(bias)
     return result
 
 

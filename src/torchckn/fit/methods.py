@@ -41,7 +41,7 @@ class MethodOptions:
     loss: Loss = "multinomial"
     tau: float = 2**-5
     hessian: Hessian = "auto"
-    head_update: HeadUpdate = "reuse"
+    head_update: HeadUpdate = "exact"
     momentum: float = 0.0
     normalize: bool | None = None
     radius: float | None = None
@@ -208,11 +208,6 @@ class SGOBall(SGO):
 
 class ConvNetSGD(SGO):
     """SGD with momentum on every parameter, penalty on the classifier."""
-
-    def __init__(self, net: Classifier, options: MethodOptions) -> None:
-        if isinstance(net, CKN):
-            raise ConfigError("method 'sgd' is for ConvNets, and would leave the sphere; train a CKN with 'ulr' or 'sgo'")
-        super().__init__(net, options)
 
 
 METHODS: dict[str, type[Method]] = {"ulr": ULR, "sgo": SGO, "sgo-ball": SGOBall, "sgd": ConvNetSGD}

@@ -43,6 +43,11 @@ class TrainingBatches:
         self.count = count
         self.steps_an_epoch = count // batch_size
 
+    @property
+    def at_end_of_epoch(self) -> bool:
+        """Whether the next batch begins a new epoch. (Of a stream, that is known only afterwards.)"""
+        return not self.streams and self.position + self.batch_size > len(self.order)
+
     def next(self) -> tuple[Tensor, Tensor]:
         """The next batch."""
         if self.streams:
@@ -69,6 +74,8 @@ class TrainingBatches:
                 "a run on a DataLoader or IterableDataset cannot be resumed: where its order stood is not known; "
                 "pass the Dataset itself, or a pair (images, labels)"
             )
+        if len(state["order"]) not in (0, self.count):
+            raise DataError(f"this run was on {len(state['order'])} training images, now there are {self.count}")
         self.order = state["order"]
         self.epoch, self.position = (int(number) for number in state["place"])
 

@@ -28,8 +28,10 @@ class SphereSGD(Optimizer):
             make up one point on the sphere (by default all but the first); 0 for positive numbers such as bandwidths, which
             take their steps in the logarithm. :func:`groups` makes such groups for a network.
         lr: step size.
-        normalize: scale the gradient of every filter to unit norm, as the paper does. A filter with zero gradient stays.
-        momentum: of the steps; the velocity is kept tangent to the sphere, and moved along by parallel transport.
+        normalize: scale the gradient of every filter to unit norm, as the paper does. A filter with zero gradient stays
+            (with momentum, it goes on as it went).
+        momentum: of the steps; the velocity is tangent to the sphere, made of the gradient's tangent part, and moved along by
+            parallel transport.
 
     Example:
         >>> from torchckn.nn import KernelConv2d
@@ -88,15 +90,11 @@ class SphereSGD(Optimizer):
         parameter.copy_(moved.reshape(parameter.shape))
 
 
-def groups(module: nn.Module, *, trainable: Callable[[str], bool] = lambda name: True) -> list[dict[str, Any]]:
-    """Parameter groups of a network's layers: filters on their spheres, bandwidths as ordinary numbers; no head.
-
-    Args:
-        trainable: by the layer's name, whether its filters and bandwidth are trained.
-    """
+def groups(module: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups of a network's layers, where they have gradients: filters on spheres, bandwidths; no head."""
     spheres: dict[int, list[Tensor]] = {}
-    for name, layer in module.named_modules():
-        if isinstance(layer, KernelLayer) and trainable(name.removeprefix("layers.")):
+    for layer in module.modules():
+        if isinstance(layer, KernelLayer):
             if layer.weight.requires_grad:
                 spheres.setdefault(layer._filter_dims, []).append(layer.weight)
             for parameter in layer.kernel.parameters():

@@ -21,6 +21,9 @@ Trial = Callable[[float], float]
 class StepSize:
     """What a step-size rule is: a function of the step, of the step size before it, and of trials."""
 
+    #: iterations of a trial
+    tries: int = 5
+
     def choose(self, step: int, steps: int, current: float | None, trial: Trial) -> float:
         """The step size of step number ``step`` (from 0) of ``steps``."""
         raise NotImplementedError

@@ -224,6 +224,8 @@ def _conjugate_gradients(batch: _Batch, tau: float) -> Tensor:
     direction = residual / scale
     size = (residual * direction).sum()
     for _ in range(10 * eta.numel()):
+        if not size >= 0:  # NaN
+            break
         if float(size) ** 0.5 <= aim:
             return eta
         image = batch.product(direction) + tau * direction

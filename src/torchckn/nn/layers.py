@@ -389,8 +389,9 @@ class KernelSum(nn.Module):
         self.weights = None if weights is None else tuple(float(w) for w in weights)
 
     def forward(self, *branches: Tensor) -> Tensor:
-        sizes = {(tuple(b.shape[:1]), tuple(b.shape[2:])) for b in branches}
-        if len(branches) < 1 or len(sizes) > 1:
+        if not branches or any(
+            b.shape[:1] != branches[0].shape[:1] or b.shape[2:] != branches[0].shape[2:] for b in branches
+        ):
             shapes = [tuple(b.shape) for b in branches]
             raise DataError(f"KernelSum expects branches that differ in their channels only, came {shapes}")
         if self.weights is not None:

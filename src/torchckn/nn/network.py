@@ -9,6 +9,8 @@ Paper: section 3.1, "Overall formulation"; section 5.1 for the scaling s of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -133,6 +135,8 @@ class Classifier(nn.Module):
         # What has been done to this network goes wherever its state_dict goes: training starts from there.
         #: the penalty that the head was fitted with; -1 until then
         self.register_buffer("lam", torch.tensor(-1.0, dtype=torch.float64, device=device))
+        #: the loss that the head was fitted with, if it was fitted in this process
+        self.head_loss: str | None = None
         #: whether the filters have been chosen, or are random yet
         self.register_buffer("filters_fitted", torch.tensor(False, device=device))
 
@@ -142,6 +146,26 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.scaling(self.features(x)))
+
+
+@contextmanager
+def modes_kept(net: nn.Module) -> Iterator[None]:
+    """Whatever is done to training and evaluation modes within this context is undone at its end, module by module."""
+    before = {module: module.training for module in net.modules()}
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def require_shape(x: Tensor, shape: tuple[int, int, int]) -> None:
+    """An error unless ``x`` is a batch of images of this shape."""
+    if x.ndim != 4 or tuple(x.shape[1:]) != shape:
+        raise DataError(
+            f"this network expects images (N, {', '.join(map(str, shape))}), came {tuple(x.shape)}; "
+            "a single image needs x[None], grey images a channel dimension"
+        )
 
 
 class CKN(Classifier):
@@ -208,11 +232,7 @@ class CKN(Classifier):
         return self._run(x)[0].flatten(1)
 
     def _check(self, x: Tensor) -> None:
-        if x.ndim != 4 or tuple(x.shape[1:]) != self.graph.input_shape:
-            raise DataError(
-                f"this network expects images (N, {', '.join(map(str, self.graph.input_shape))}), came {tuple(x.shape)}; "
-                "a single image needs x[None], grey images a channel dimension"
-            )
+        require_shape(x, self.graph.input_shape)
         require_same_type("this network", x, self.head.weight)
         check_finite(x)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from .base import ConvNet
@@ -19,6 +21,11 @@ class AllCNN(ConvNet):
     """
 
     input_shape = (3, 32, 32)
+    init_std = 0.3
+
+    @classmethod
+    def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
+        return {"in_channels": image_shape[0]}
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ LeNet-5's last layer is linear here, not the radial basis functions of 1998.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -95,6 +95,12 @@ class LeNet5(_LeNet):
 
     input_shape = (1, 32, 32)
     scheme = _LENET5_C3
+
+    @classmethod
+    def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
+        _, height, width = image_shape
+        fits = height == width and 24 <= height <= 32 and height % 2 == 0
+        return {"padding": (32 - height) // 2} if fits else {}
 
     def __init__(
         self,

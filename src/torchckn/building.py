@@ -1,0 +1,174 @@
+"""From settings to data and networks, and from a run folder back to its network."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as from_bytes
+from torch import nn
+
+from . import data, kernels, runs, zoo
+from .convnet import ScaledConvNet
+from .errors import ConfigError, DataError, NotFittedError
+from .nn.network import CKN, Classifier
+from .settings import Settings, settings_from
+from .storage import load
+from .translate import translate
+
+
+class Images(NamedTuple):
+    """Images for a run: a training and a validation part, a test part if there is one, and the classes' names."""
+
+    train: data.Part
+    valid: data.Part
+    test: data.Part | None
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+
+
+def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Images:
+    whole = data.load(settings.data, data_dir)
+    held_out = settings.validation or max(1, min(10_000, len(whole.train.images) // 6))
+    train, valid = data.split(whole.train, held_out, settings.seed)
+    return Images(train, valid, whole.test, whole.classes, whole.image_shape)
+
+
+def build_convnet(settings: Settings, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The ConvNet that the settings name, for images of this shape."""
+    shape = (9 * image_shape[0], *image_shape[1:]) if settings.whiten else image_shape
+    name, colon, attribute = settings.network.rpartition(":")
+    if colon:
+        return _from_file(Path(name), attribute, settings)
+    if settings.network not in zoo.ARCHITECTURES:
+        raise ConfigError(
+            f"unknown network {settings.network!r}: expected one of {', '.join(zoo.names())}, or file.py:ClassName for one "
+            "of your own"
+        )
+    fitting = zoo.ARCHITECTURES[settings.network].options_for(shape)
+    return zoo.build(settings.network, settings.filters, **{"classes": classes, **fitting, **settings.options})
+
+
+def _from_file(file: Path, name: str, settings: Settings) -> nn.Module:
+    if not file.is_file():
+        raise ConfigError(f"{file} does not exist; a network of your own is named file.py:ClassName")
+    private = f"_torchckn_network_{file.stem}"  # not its own name, which may be that of a module that others need
+    spec = importlib.util.spec_from_file_location(private, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{file} is not a Python file; a network of your own is named file.py:ClassName")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[private] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        known = [n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, nn.Module)]
+        raise ConfigError(f"{file} has no {name!r}; it has {', '.join(known) or 'no networks'}")
+    if settings.filters is not None:
+        raise ConfigError("filters is for networks of the zoo; pass your own network's arguments as --option name=value")
+    try:
+        net = found(**settings.options) if callable(found) else found
+    except Exception as error:
+        raise ConfigError(f"{name} cannot be built with {settings.options}: {type(error).__name__}: {error}") from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"{file}:{name} gives a {type(net).__name__}, expected a torch.nn.Module")
+    return net
+
+
+def build_network(settings: Settings, images: Images, generator: torch.Generator) -> Classifier:
+    """The network to train: the kernel counterpart, or the ConvNet itself, with the pixels' statistics in it."""
+    pixels = data.Preprocessing.fit(images.train.images, whiten=settings.whiten)
+    with torch.random.fork_rng():  # a ConvNet draws its weights from torch's own generator
+        torch.manual_seed(settings.seed)
+        net = build_convnet(settings, images.shape, len(images.classes))
+    return _dressed(settings, net, images.shape, pixels, len(images.classes), generator)
+
+
+def _dressed(
+    settings: Settings,
+    net: nn.Module,
+    shape: tuple[int, int, int],
+    pixels: data.Preprocessing,
+    classes: int,
+    generator: torch.Generator | None,
+) -> Classifier:
+    if settings.kind == "convnet":
+        convnet = ScaledConvNet(net, shape, pixels, generator=generator)
+        if convnet.head.out_features != classes:
+            raise ConfigError(
+                f"the network gives {convnet.head.out_features} scores, the data have {classes} classes; build it for {classes}"
+            )
+        std = getattr(net, "init_std", None) if settings.init_std is None else settings.init_std
+        if std is not None:
+            convnet.initialize_(std, generator)
+        return convnet
+    kernel = kernels.parse(settings.kernel)
+    linear = kernels.parse(settings.linear_kernel)
+    if isinstance(linear, str):
+        raise ConfigError("linear_kernel expects a kernel, such as linear or rbf:0.6, came 'match'")
+    return translate(net, shape, kernel, linear_kernel=linear, classes=classes, preprocessing=pixels, generator=generator)
+
+
+class Trained(NamedTuple):
+    """A trained network, and what is known of where it comes from."""
+
+    net: Classifier
+    classes: tuple[str, ...]
+    settings: Settings | None
+
+
+def load_trained(path: str | os.PathLike[str]) -> Trained:
+    """The network of a finished run, or of a file that :func:`torchckn.save` wrote."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected the folder of a run, or a file that torchckn.save wrote")
+    if path.is_file():
+        ckn = load(path)
+        return Trained(ckn.eval(), tuple(map(str, range(ckn.head.out_features))), None)
+    config = runs.read_config(path)
+    if "settings" not in config:
+        raise DataError(
+            f"{path} is a run that was not made by the torchckn command; name its model/model.safetensors instead"
+        )
+    settings = settings_from(config["settings"], str(path / "config.toml"))
+    model = path / "model" / "model.safetensors"
+    if not model.exists():
+        raise NotFittedError(f"the run in {path} is not finished; go on with it: torchckn train --resume {path}")
+    classes = tuple(config["classes"])
+    if settings.kind == "ckn":
+        return Trained(load(model).eval(), classes, settings)
+    net = build_convnet(settings, tuple(config["image_shape"]), len(classes))
+    pixels = data.Preprocessing(**config["preprocessing"])
+    convnet = _dressed(settings, net, tuple(config["image_shape"]), pixels, len(classes), None)
+    try:
+        convnet.load_state_dict(from_bytes(model.read_bytes()))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"{model} is damaged, or not of this run's network: {error}") from error
+    return Trained(convnet.eval(), classes, settings)
+
+
+def input_shape(net: Classifier) -> tuple[int, int, int]:
+    """The shape of an image that a network takes."""
+    if isinstance(net, CKN):
+        return net.graph.input_shape
+    assert isinstance(net, ScaledConvNet)
+    return net.input_shape
+
+
+def run_description(settings: Settings, images: Images, net: Classifier) -> dict[str, Any]:
+    """What a run folder's configuration says beside the arguments of training, enough to build the network again."""
+    pixels = data.Preprocessing.fit(images.train.images, whiten=settings.whiten)
+    return {
+        "settings": settings.model_dump(exclude_none=True),
+        "classes": list(images.classes),
+        "image_shape": list(images.shape),
+        "preprocessing": {"mean": pixels.mean, "std": pixels.std, "whiten": pixels.whiten, "whiten_eps": pixels.whiten_eps},
+    }

@@ -1,0 +1,247 @@
+"""A page on this machine where a picture drawn with the mouse is classified live: ``torchckn draw RUN``.
+
+The server listens on the loopback address only, answers only requests that name it by that address, and takes nothing but one
+small square of grey pixels.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import sys
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from .. import data
+from ..building import input_shape, load_trained
+from ..data.preprocessing import unit_pixels
+from ..errors import ConfigError, DataError
+from ..nn.network import CKN, Classifier
+
+ADDRESS = "127.0.0.1"
+#: side of the square of pixels that the page sends
+SIDE = 112
+#: no request needs more bytes
+LIMIT = 128 * 1024
+#: training images that a drawing is compared with
+NEIGHBOURS_AMONG, NEIGHBOURS = 2000, 8
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A network to show, and the training images it knows, as features of unit norm."""
+
+    name: str
+    net: Classifier
+    classes: tuple[str, ...]
+    known: Tensor | None
+    pictures: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+class Board:
+    """What the page asks: the classes of a drawing, by every network, and the training images that are most like it."""
+
+    def __init__(self, runs: Sequence[str | os.PathLike[str]], data_dir: str | os.PathLike[str] | None = None) -> None:
+        if not runs:
+            raise ConfigError("draw expects a run, or two to compare")
+        self.entries = [_entry(Path(run), data_dir) for run in runs]
+
+    @torch.inference_mode()
+    def classify(self, pixels: np.ndarray) -> list[dict[str, Any]]:
+        """For each network: probabilities of all classes, and the nearest training images."""
+        answers = []
+        for entry in self.entries:
+            image = as_input(pixels, input_shape(entry.net)).to(entry.net.head.weight)
+            features = entry.net.features(image[None])
+            probabilities = torch.softmax(entry.net.head(entry.net.scaling(features)), 1)[0]
+            answer: dict[str, Any] = {
+                "name": entry.name,
+                "classes": list(entry.classes),
+                "probabilities": [round(value, 4) for value in probabilities.tolist()],
+                "nearest": [],
+            }
+            if entry.known is not None:
+                similarity = entry.known @ torch.nn.functional.normalize(features, dim=1)[0]
+                best = similarity.topk(min(NEIGHBOURS, len(similarity)))
+                answer["nearest"] = [
+                    {"picture": entry.pictures[i], "label": entry.labels[i], "similarity": round(value, 3)}
+                    for i, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                ]
+            answers.append(answer)
+        return answers
+
+
+@torch.inference_mode()
+def _entry(run: Path, data_dir: str | os.PathLike[str] | None) -> _Entry:
+    trained = load_trained(run)
+    net, kind = trained.net, "CKN" if isinstance(trained.net, CKN) else "ConvNet"
+    if trained.settings is None or not isinstance(net, CKN):
+        return _Entry(f"{run.name} ({kind})", net, trained.classes, None, (), ())
+    whole = data.load(trained.settings.data, data_dir)
+    images, labels = (part[:NEIGHBOURS_AMONG] for part in whole.train)
+    features = [net.features(unit_pixels(some, net.head.weight)) for some in images.split(64)]
+    known = torch.nn.functional.normalize(torch.cat(features), dim=1)
+    pictures = tuple(picture(image) for image in images)
+    names = tuple(trained.classes[int(label)] for label in labels)
+    return _Entry(f"{run.name} ({kind})", net, trained.classes, known, pictures, names)
+
+
+def as_input(pixels: np.ndarray, shape: tuple[int, int, int]) -> Tensor:
+    """A drawing, white on black, as the images of MNIST are made: its box fitted to 20/28 of the side, centred by mass."""
+    channels, height, width = shape
+    canvas = Image.new("L", (width, height))
+    rows, columns = np.flatnonzero(pixels.max(1) > 20), np.flatnonzero(pixels.max(0) > 20)
+    if len(rows) and len(columns):
+        box = pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        scale = min(20 / 28 * height / box.shape[0], 20 / 28 * width / box.shape[1])
+        size = max(1, round(box.shape[1] * scale)), max(1, round(box.shape[0] * scale))
+        small = Image.fromarray(box).resize(size, Image.Resampling.LANCZOS)
+        mass = np.asarray(small, np.float64)
+        total = max(mass.sum(), 1.0)
+        x = (mass.sum(0) * (np.arange(size[0]) + 0.5)).sum() / total
+        y = (mass.sum(1) * (np.arange(size[1]) + 0.5)).sum() / total
+        canvas.paste(small, (round(width / 2 - x), round(height / 2 - y)))
+    grey = torch.from_numpy(np.asarray(canvas, np.float32) / 255)
+    return grey.expand(channels, height, width)
+
+
+def picture(image: Tensor) -> str:
+    """An image (C, H, W) of bytes, or of numbers from 0 to 1, as the address of a PNG that is part of the page."""
+    pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).to(torch.uint8)
+    array = pixels[0].numpy() if len(pixels) != 3 else pixels.permute(1, 2, 0).numpy()
+    content = io.BytesIO()
+    Image.fromarray(array).save(content, "PNG")
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def parse_drawing(content: bytes) -> np.ndarray:
+    """The pixels that a request has: ``{"pixels": [SIDE * SIDE numbers from 0 to 255]}``."""
+    try:
+        values = json.loads(content)["pixels"]
+        pixels = np.asarray(values)
+        if pixels.shape != (SIDE * SIDE,) or pixels.dtype.kind not in "iu" or pixels.min() < 0 or pixels.max() > 255:
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
+        raise DataError(f'expected {{"pixels": [...]}} with {SIDE * SIDE} whole numbers from 0 to 255') from None
+    return pixels.astype(np.uint8).reshape(SIDE, SIDE)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10  # a client that says no more is not waited for
+
+    def do_GET(self) -> None:
+        if self._refused():
+            return
+        if self.path != "/":
+            self._answer(HTTPStatus.NOT_FOUND, {"error": "there is only one page here: /"})
+            return
+        self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
+
+    def do_POST(self) -> None:
+        if self._refused():
+            return
+        if self.path != "/classify":
+            self._answer(HTTPStatus.NOT_FOUND, {"error": "drawings are sent to /classify"})
+            return
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit() and len(length) < 12):
+            self._answer(HTTPStatus.LENGTH_REQUIRED, {"error": "a request must say how long it is"})
+        elif int(length) > LIMIT:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"a request may have {LIMIT} bytes at most"})
+        else:
+            try:
+                drawing = parse_drawing(self.rfile.read(int(length)))
+            except DataError as error:
+                self._answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            else:
+                self._answer(HTTPStatus.OK, {"answers": self.server.board.classify(drawing)})
+
+    def _refused(self) -> bool:
+        """Another page in the same browser could send requests here under a name of its own; it gets no answer."""
+        port = self.server.server_port
+        names = {f"{name}{end}" for name in (ADDRESS, "localhost") for end in ("", f":{port}")}
+        origin = self.headers.get("Origin")
+        if self.headers.get("Host") in names and (origin is None or origin.removeprefix("http://") in names):
+            return False
+        self._answer(HTTPStatus.FORBIDDEN, {"error": f"this page is at {ADDRESS} only"})
+        return True
+
+    def _answer(self, status: HTTPStatus, content: dict[str, Any]) -> None:
+        self._send(status, "application/json", json.dumps(content).encode())
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        if status >= HTTPStatus.BAD_REQUEST:
+            self.send_header("Connection", "close")
+            self.close_connection = True
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Every stroke is a request: nothing is logged."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news; anything else is."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+    def __init__(self, port: int, board: Board) -> None:
+        self.board = board
+        self.page = resources.files(__package__).joinpath("page.html").read_bytes()
+        super().__init__((ADDRESS, port), _Handler)
+
+
+def make_server(
+    runs: Sequence[str | os.PathLike[str]], port: int = 0, data_dir: str | os.PathLike[str] | None = None
+) -> _Server:
+    """The server, not running yet; ``server.server_port`` is the port it has."""
+    board = Board(runs, data_dir)
+    try:
+        return _Server(port, board)
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} cannot be used: {error.strerror}; choose another with --port, or 0 for a free one"
+        ) from None
+
+
+def serve(
+    runs: Sequence[str | os.PathLike[str]],
+    port: int = 8000,
+    *,
+    open_browser: bool = True,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> None:
+    """Serve the page until Ctrl-C."""
+    server = make_server(runs, port, data_dir)
+    address = f"http://{ADDRESS}:{server.server_port}/"
+    print(f"draw at {address} (Ctrl-C stops)", flush=True)
+    if open_browser:
+        webbrowser.open(address)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()

@@ -1,0 +1,71 @@
+r"""How well the layers of a network are conditioned, and how well they approximate their kernels.
+
+.. math:: G = \kappa(W W^T) + \epsilon I, \qquad
+          r(x) = 1 - \frac{\|\psi(x)\|^2}{k(x, x)}, \quad \psi(x) = G^{-1/2} k(W, x)
+
+G is what a layer inverts the root of. r is the part of a patch that lies outside the subspace of the filters: 0 if the Nystrom
+approximation is exact, 1 if the filters know nothing of the patch.
+
+Read first: :mod:`torchckn.nn.functional`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..fit.filters import sample_patches
+from ..nn.functional import filter_gram, projection
+from ..nn.layers import KernelLayer
+from ..nn.network import CKN
+
+#: patches that the error of a layer is averaged over
+PATCHES = 1000
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """One layer: extreme eigenvalues of its Gram matrix, over all its groups or regions, and its error."""
+
+    name: str
+    kernel: str
+    filters: int
+    eps: float
+    smallest: float
+    largest: float
+    condition: float
+    """the worst of its groups or regions"""
+    error: float | None
+    """mean of r over patches, if there were images"""
+
+
+@torch.no_grad()
+def layer_facts(ckn: CKN, images: Tensor | None) -> list[LayerFacts]:
+    """Facts of every kernel layer; without images, no errors."""
+    found = []
+    for name, layer in ckn.kernel_layers().items():
+        eigenvalues = torch.linalg.eigvalsh(filter_gram(layer.filter_matrix().double(), layer.kernel, layer.eps))
+        low, high = eigenvalues[..., 0], eigenvalues[..., -1]
+        # Rounding may leave the smallest eigenvalue of a singular matrix below zero.
+        condition = (high / low.clamp(min=0)).max()
+        kernel = str(layer.kernel.spec())
+        error = None if images is None else nystrom_error(ckn, name, layer, images)
+        facts = float(low.min()), float(high.max()), float(condition), error
+        found.append(LayerFacts(name, kernel, layer.filters, layer.eps, *facts))
+    return found
+
+
+@torch.no_grad()
+def nystrom_error(ckn: CKN, name: str, layer: KernelLayer, images: Tensor) -> float:
+    """The mean of r over patches that the layer sees of these images."""
+    generator = torch.Generator().manual_seed(0)
+    patches = sample_patches(ckn, name, images, min(PATCHES, 4 * len(images)), generator=generator).double()  # (parts, n, s)
+    weight = layer.filter_matrix().double()
+    weight = weight[None] if weight.ndim == 2 else weight  # (parts, f, s)
+    root = projection(weight, layer.kernel, layer.eps)
+    squares = patches.square().sum(-1, keepdim=True)
+    coordinates = layer.kernel.map(patches @ weight.mT, squares) @ root  # (parts, n, f)
+    own = squares[..., 0] ** layer.kernel.degree  # k(x, x), as kappa(1) = 1
+    return float((1 - coordinates.square().sum(-1) / own).mean())

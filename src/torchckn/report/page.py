@@ -1,0 +1,147 @@
+"""The page: all that is known of the runs, through one template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from .. import __version__
+from ..errors import CKNError, ConfigError
+from ..storage import write_atomically
+from .charts import penalty_chart, training_charts
+from .conditioning import layer_facts
+from .confusion import Sample, confusion, take_sample
+from .folder import PathLike, RunFolder, read_runs
+from .pictures import data_uri, filter_frames
+
+METHODS = {
+    "ulr": "ultimate layer reversal",
+    "sgo": "gradient steps on filters and classifier",
+    "sgo-ball": "gradient steps, classifier in a ball",
+    "sgd": "SGD with momentum",
+}
+
+
+def write(runs: PathLike | Sequence[PathLike], output: PathLike, *, data: Any = None) -> Path:
+    """Write one HTML file about one or more run folders. It opens without a server and without a network.
+
+    Args:
+        runs: folders that :func:`torchckn.train` wrote (``run_dir``), of kernel networks and ConvNets. Whatever is missing in
+            them, because a run is not finished, say, the page says so.
+        output: the file to write, such as ``report.html``.
+        data: images to try the saved networks on, for the confusion matrix and the error of each layer's approximation: a
+            triple (images, labels, names of the classes), a pair without names, a :class:`torchckn.data.Part`, or a
+            :class:`torchckn.data.DataSet`, of which the test part is taken.
+
+    Returns:
+        the path of the file
+    """
+    output = Path(output)
+    if output.is_dir():
+        raise ConfigError(f"output expects the name of a file, such as {output / 'report.html'}, came the folder {output}")
+    read = read_runs(runs)
+    write_atomically(output, render(read, take_sample(data)).encode())
+    return output
+
+
+def render(runs: Sequence[RunFolder], sample: Sample | None) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader(__package__ or "", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "short": short}
+    charts = [*training_charts(runs), penalty_chart(runs)]
+    parts = [_run(run, sample) for run in runs]
+    return environment.get_template("page.html").render(
+        version=__version__,
+        runs=parts,
+        sample=sample,
+        training=charts[:2],
+        penalty=charts[2],
+        configuration=_comparison([flat(run.config) for run in runs]),
+        environment=_comparison([flat(run.environment) for run in runs]),
+        data={
+            "charts": {chart.name: asdict(chart) for chart in charts},
+            "filters": [part["frames"] for part in parts],
+        },
+    )
+
+
+def _run(run: RunFolder, sample: Sample | None) -> dict[str, Any]:
+    """What the template needs to know about a run."""
+    report = run.ckn.report if run.ckn else None
+    predictions, wrong = _attempt(lambda net: confusion(net, sample) if sample else None, run.model)
+    # If the images are not for this network, its layers' errors are left out, and their conditioning is not.
+    images = sample.images if sample and not wrong else None
+    layers, unfit = _attempt(lambda ckn: layer_facts(ckn, images), run.ckn)
+    return {
+        "run": run,
+        "method": METHODS.get(run.method, run.method),
+        "table": Markup(report.to_html()) if report else None,
+        "drawing": data_uri("image/svg+xml", report.to_svg().encode()) if report else None,
+        "network": report.network if report else None,
+        "frames": filter_frames(run.filters),
+        "confusion": predictions,
+        "layers": layers,
+        "errors": any(layer.error is not None for layer in layers or ()),
+        "trouble": wrong or unfit,
+    }
+
+
+N = TypeVar("N")
+T = TypeVar("T")
+
+
+def _attempt(compute: Callable[[N], T], net: N | None) -> tuple[T | None, str | None]:
+    """A result, or why there is none: images of one data set need not suit networks of another."""
+    if net is None:
+        return None, None
+    try:
+        return compute(net), None
+    except CKNError as error:
+        return None, str(error)
+
+
+def flat(content: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Nested settings as lines: ``options.tau``."""
+    lines: dict[str, str] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            lines |= flat(value, f"{before}{key}.")
+        else:
+            lines[f"{before}{key}"] = short(value)
+    return lines
+
+
+def _comparison(columns: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str], bool]]:
+    """Rows of a table with one column a run: what, its values, whether they differ."""
+    keys = list(dict.fromkeys(key for column in columns for key in column))
+    rows = [(key, [column.get(key, "none") for column in columns]) for key in keys]
+    return [(key, values, len(set(values)) > 1) for key, values in rows]
+
+
+def short(value: Any) -> str:
+    """A setting as people write it; long lists by their ends."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        items = [short(item) for item in value]
+        return ", ".join(items) if len(items) <= 6 else f"{items[0]}, {items[1]}, …, {items[-1]} ({len(items)} values)"
+    return str(value)
+
+
+def percent(value: float | None) -> str:
+    return "none" if value is None else f"{100 * value:.1f} %"

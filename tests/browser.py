@@ -1,0 +1,48 @@
+"""A real browser for tests of pages: Debian's chromium, driven by its own chromedriver.
+
+Nothing is ever downloaded for it: where either is missing, the tests that need it are skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """A browser without a window. It stays open for all tests, so :func:`open_page` sets what a test depends on."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    profile = tmp_path_factory.mktemp("browser")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={profile}"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
+
+
+def open_page(
+    browser: webdriver.Chrome, page: Path | str, *, width: int = 1200, height: int = 900, dark: bool = False
+) -> None:
+    """Open a file or an address in a window of this size, in light or dark mode, with an empty console."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    console(browser)
+    browser.get(page.resolve().as_uri() if isinstance(page, Path) else page)
+
+
+def console(browser: webdriver.Chrome) -> list[dict[str, Any]]:
+    """What the page has written to the console since it was last asked."""
+    return browser.get_log("browser")

@@ -1,0 +1,363 @@
+"""The command: what it prints, the status it ends with, and what it says when it is asked for something wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import torchckn
+from torchckn import cli, data, runs
+from torchckn.settings import Settings
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run the command in this process: its status, what it printed, what it complained about."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["torchckn", *map(str, arguments)])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+NETWORK = """
+from torch import nn
+
+class Small(nn.Sequential):
+    def __init__(self, width=6, classes=10):
+        super().__init__(
+            nn.Conv2d(1, width, 5), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(width * 36, classes)
+        )
+
+not_a_network = 3
+"""
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small data, a network of one's own, a finished run, an unfinished one, and broken things."""
+    folder = tmp_path_factory.mktemp("cli")
+    images, labels = data.load("mnist-mini").train
+    index = torch.cat([torch.nonzero(labels == digit).flatten()[:30] for digit in range(10)])
+    test = torch.cat([torch.nonzero(labels == digit).flatten()[30:34] for digit in range(10)])
+    np.savez(folder / "digits.npz", x=images[index], y=labels[index], x_test=images[test], y_test=labels[test])
+    np.savez(folder / "untested.npz", x=images[index], y=labels[index])
+    np.savez(folder / "nothing.npz", a=np.zeros(3))
+    (folder / "corrupt.npz").write_bytes(b"PK\x03\x04 and no more")
+    (folder / "net.py").write_text(NETWORK)
+    (folder / "broken.py").write_text("class Broken(\n")
+    (folder / "latin.toml").write_bytes('network = "r\xe9seau"'.encode("latin-1"))
+    (folder / "broken.toml").write_text("steps = [")
+    (folder / "unknown.toml").write_text("batch_sice = 3")
+    (folder / "wrong.toml").write_text('steps = "many"')
+    (folder / "negative.toml").write_text("seed = -1")
+    (folder / "empty").mkdir()
+    for name, size in (("a", (28, 28)), ("b", (20, 20))):
+        (folder / "mixed" / name).mkdir(parents=True)
+        Image.new("L", size).save(folder / "mixed" / name / "1.png")
+        (folder / "bad" / name).mkdir(parents=True)
+        Image.new("L", (28, 28)).save(folder / "bad" / name / "1.png")
+    (folder / "bad" / "b" / "2.png").write_bytes(b"\x89PNG and no more")
+    Image.fromarray(images[0, 0].numpy()).save(folder / "five.png")
+    Image.new("L", (40, 30)).save(folder / "large.png")
+    (folder / "not.png").write_text("hello")
+    (folder / "not.ckn").write_bytes(b"hello")
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "chapter.tex").write_text("...")
+    torchckn.save(torchckn.translate(torchckn.zoo.build("lenet1", filters=4)), folder / "model.ckn")
+    base = ["train", "lenet5", "--filters", "4", "--data", str(folder / "digits.npz"), "--batch-size", "64"]
+    for name, kind in (("ckn", "ckn"), ("conv", "convnet")):
+        arguments = [*base, "--kind", kind, "--steps", "4", "--lr", "0.01", "--run", str(folder / name), "--quiet"]
+        cli.app(arguments, standalone_mode=False)
+    shutil.copytree(folder / "ckn", folder / "unfinished")
+    shutil.rmtree(folder / "unfinished" / "model")
+    (folder / "unfinished" / "result.json").unlink()
+    runs.Run(folder / "other", {"method": "ulr"}).close()
+    return folder
+
+
+def test_help_is_quick_and_needs_no_torch() -> None:
+    script = (
+        "import sys, torchckn.cli; torchckn.cli.app(['--help'], standalone_mode=False); assert 'torch' not in sys.modules"
+    )
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+    assert "translate" in done.stdout
+    assert min(times) < 1.0  # 0.35 s on an idle machine
+
+
+def test_every_command_has_an_example_in_its_help(command: Callable[..., Result]) -> None:
+    names = [c.name or c.callback.__name__ for c in cli.app.registered_commands if c.callback]
+    for group, app in (("data", cli.data_app), ("runs", cli.runs_app)):
+        names += [f"{group} {c.name}" for c in app.registered_commands]
+    assert len(names) == 16
+    for name in names:
+        status, out, _ = command(*name.split(), "--help")
+        assert status == 0
+        assert f"Example: torchckn {name}" in " ".join(out.split()), name
+
+
+def test_the_options_of_training_are_the_settings(command: Callable[..., Result]) -> None:
+    _, out, _ = command("train", "--help")
+    for name in Settings.model_fields:
+        flag = {"network": "network", "options": "--option"}.get(name, "--" + name.replace("_", "-"))
+        assert flag in out, name
+
+
+def test_translate_prints_the_table_and_writes_the_drawing(command: Callable[..., Result], tmp_path: Path) -> None:
+    status, out, _ = command(
+        "translate", "lenet5", "--filters", 8, "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html"
+    )
+    assert status == 0
+    assert "layers_conv2" in out
+    assert "8 features an image" in out
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    assert "<table" in (tmp_path / "a.html").read_text()
+
+
+def test_translate_takes_a_network_of_ones_own(command: Callable[..., Result], place: Path) -> None:
+    status, out, _ = command(
+        "translate", f"{place}/net.py:Small", "--input-shape", "1,28,28", "--option", "width=5", "--json"
+    )
+    assert status == 0
+    assert json.loads(out)["features"] == 5 * 36
+
+
+def test_a_run_is_trained_evaluated_and_listed(command: Callable[..., Result], place: Path) -> None:
+    status, out, _ = command("evaluate", place / "ckn", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["images"] == 40
+    assert 0.2 < found["accuracy"] <= 1
+    assert (runs.read_result(place / "ckn") or {})["test_accuracy"] == found["accuracy"]
+    _, out, _ = command("runs", "compare", place / "ckn", place / "conv", place / "unfinished", "--json")
+    rows = json.loads(out)
+    assert [row["network"] for row in rows[:2]] == ["lenet5 (ckn)", "lenet5 (convnet)"]
+    assert [row["state"] for row in rows] == ["finished", "finished", "4 of 4 steps"]
+    assert rows[0]["test"] == found["accuracy"]
+    _, out, _ = command("runs", "list", place)
+    assert "lenet5 (ckn)" in out
+    _, out, _ = command("runs", "show", place / "ckn", "--json")
+    assert json.loads(out)["config"]["settings"]["filters"] == 4
+
+
+def test_the_resolved_settings_are_in_the_run_and_it_is_resumed_from_them(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'network = "lenet5"\nfilters = 4\ndata = "{place}/digits.npz"\nsteps = 9\nbatch_size = 64\n')
+    status, _, err = command(
+        "train", "--config", config, "--steps", 3, "--lr", "falling:0.01", "--run", tmp_path / "run", "-q"
+    )
+    assert (status, err) == (0, "")
+    settings = runs.read_config(tmp_path / "run")["settings"]
+    assert (settings["steps"], settings["lr"], settings["filters"]) == (3, "falling:0.01", 4)
+    for part in ("model", "checkpoint"):
+        shutil.rmtree(tmp_path / "run" / part)
+    (tmp_path / "run" / "result.json").unlink()
+    status, out, _ = command("train", "--resume", tmp_path / "run", "--json")
+    assert status == 0
+    assert json.loads(out)["steps"] == 3
+
+
+def test_a_network_of_ones_own_is_trained_on_a_folder_of_ones_own(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    images, labels = data.load("mnist-mini").train
+    for digit, name in ((0, "zero"), (1, "one")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i, image in enumerate(images[labels == digit][:30]):
+            Image.fromarray(image[0].numpy()).save(tmp_path / "pictures" / name / f"{i}.png")
+    network = f"{place}/net.py:Small"
+    status, _, err = command(
+        "train", network, "--data", tmp_path / "pictures", "--steps", 3, "--batch-size", 20, "--run", tmp_path / "run", "-q"
+    )
+    assert (status, err) == (0, "")
+    status, out, _ = command("predict", tmp_path / "run", tmp_path / "pictures" / "one" / "1.png", "--json")
+    assert status == 0
+    (row,) = json.loads(out)
+    assert row["label"] == "one"
+    assert sum(row["probabilities"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("run", ["ckn", "conv"])
+def test_predict_says_what_it_sees(command: Callable[..., Result], place: Path, run: str) -> None:
+    status, out, _ = command(
+        "predict", place / run, place / "five.png", place / "large.png", "--resize", "--top", 2, "--json"
+    )
+    assert status == 0
+    first, second = json.loads(out)
+    assert len(first["probabilities"]) == 2
+    assert first["label"] == max(first["probabilities"], key=first["probabilities"].get)
+    assert second["file"].endswith("large.png")
+
+
+def test_data_sets_are_listed_fetched_and_verified(command: Callable[..., Result], tmp_path: Path) -> None:
+    _, out, _ = command("data", "list", "--json", "--data-dir", tmp_path)
+    assert {"name": "mnist-mini", "here": True} in json.loads(out)
+    assert {"name": "mnist", "here": False} in json.loads(out)
+    status, out, _ = command("data", "fetch", "mnist-mini")
+    assert (status, "6000 training and 1500 test images" in out) == (0, True)
+    assert command("data", "verify", "mnist-mini")[0] == 0
+    assert command("data", "where", "--data-dir", tmp_path)[1].strip() == str(tmp_path)
+
+
+def test_the_version_and_the_zoo_are_told(command: Callable[..., Result]) -> None:
+    assert command("--version")[1].strip() == torchckn.__version__
+    assert {row["name"] for row in json.loads(command("zoo", "--json")[1])} == set(torchckn.zoo.names())
+
+
+def test_bench_measures_both_sides(command: Callable[..., Result]) -> None:
+    status, out, _ = command("bench", "lenet1", "--filters", 4, "--batch-size", 16, "--json")
+    assert status == 0
+    assert all(ours > 0 and theirs > 0 for ours, theirs in json.loads(out).values())
+
+
+#: what is asked for, the status it ends with, and words of the message; {p} is the folder of the fixture
+BAD: list[tuple[str, int, str]] = [
+    ("nonsense", 2, "No such command"),
+    ("translate lenet6", 2, "unknown architecture 'lenet6'.*'lenet5'"),
+    ("translate {p}/none.py:Net --input-shape 1,28,28", 2, "none.py does not exist"),
+    ("translate {p}/net.py:Smal --input-shape 1,28,28", 2, "has no 'Smal'; it has Small"),
+    ("translate {p}/net.py:not_a_network --input-shape 1,28,28", 2, "gives a int, expected a torch.nn.Module"),
+    ("translate {p}/broken.py:Broken --input-shape 1,28,28", 2, "cannot be imported: SyntaxError"),
+    ("translate {p}/net.py:Small", 2, "input_shape"),
+    ("translate {p}/net.py:Small --input-shape 28", 2, "channels,height,width, such as 1,28,28, came '28'"),
+    ("translate {p}/net.py:Small --input-shape 1,28,28 --option depth=3", 2, "cannot be built with .*TypeError"),
+    ("translate {p}/net.py:Small --input-shape 1,28,28 --filters 3", 2, "filters is for networks of the zoo"),
+    ("translate lenet5 --kernel rbg:0.6", 2, "unknown kernel 'rbg'.*'rbf'"),
+    ("translate lenet5 --kernel rbf", 2, "expected rbf:NUMBER"),
+    ("translate lenet5 --kernel rbf:-1", 2, "sigma"),
+    ("translate lenet5 --option bias", 2, "--option expects name=value, came 'bias'"),
+    ("translate lenet5 --option biass=false", 2, "unknown option of lenet5 'biass'.*'bias'"),
+    ("translate lenet5 --filters 0", 2, "filters = 0"),
+    ("translate lenet5 --option bias=false --strict", 1, "no exact counterpart"),
+    ("translate lenet5 --svg {p}/five.png/a.svg", 1, "cannot write"),
+    ("train lenet6 --data {p}/digits.npz", 2, "unknown network 'lenet6'"),
+    ("train --config {p}/none.toml", 2, "none.toml does not exist"),
+    ("train --config {p}/latin.toml", 2, "is not UTF-8 text"),
+    ("train --config {p}/broken.toml", 2, "is not valid TOML"),
+    ("train --config {p}/unknown.toml", 2, "unknown key 'batch_sice'. Did you mean 'batch_size'"),
+    ("train --config {p}/wrong.toml", 2, "steps = 'many': .*integer"),
+    ("train --config {p}/negative.toml", 2, "seed = -1"),
+    ("train --steps 0", 2, "steps = 0"),
+    ("train --steps many", 2, "integer|valid int"),
+    ("train --stepz 3", 2, "No such option"),
+    ("train --momentum 2", 2, "momentum = 2"),
+    ("train --method newton", 2, "method = 'newton'"),
+    ("train --data nist", 2, "unknown data set 'nist'.*'mnist'"),
+    ("train --data {p}/empty", 1, "expects a sub-folder of images for each class"),
+    ("train --data {p}/mixed", 1, "images must have one size"),
+    ("train --data {p}/bad", 1, "2.png cannot be read as an image"),
+    ("train --data {p}/nothing.npz", 1, "expects arrays x and y, came a"),
+    ("train --data {p}/corrupt.npz", 1, "cannot be read as an .npz file"),
+    ("train --data {p}/digits.npz --validation 5000", 2, "hold out between 1 and 299 images"),
+    ("train --data {p}/digits.npz --batch-size 5000 --run {p}/new1", 1, "batch_size is 5000, but there are 250"),
+    ("train --data {p}/digits.npz --lr fast --run {p}/new2", 2, "unknown step size 'fast'"),
+    ("train --data {p}/digits.npz --lr true --run {p}/new5", 2, "unknown step size 'true'"),
+    ("train --data {p}/digits.npz --kind convnet --kernel match", 2, "kernel is for ckn only"),
+    ("train --data {p}/digits.npz --init-std 3", 2, "init_std is for convnet only"),
+    ("train --data {p}/digits.npz --method sgo --tau 1", 2, "tau is for ulr only"),
+    ("train --data {p}/digits.npz --lr -1 --run {p}/new3", 2, "positive number"),
+    ("train --data {p}/digits.npz --method sgd --run {p}/new4", 2, "'sgd' is for ConvNets"),
+    ("train --data {p}/digits.npz --linear-kernel match", 2, "linear_kernel expects a kernel"),
+    ("train alexnet --data {p}/digits.npz", 1, "channels|expects"),
+    ("train --data {p}/digits.npz --run {p}/ckn", 2, "has a run already"),
+    ("train --data {p}/digits.npz --run {p}/thesis", 2, "not empty and not a run"),
+    ("train --data {p}/digits.npz --run {p}/five.png/run", 2, "cannot use .* for a run"),
+    ("train --data {p}/digits.npz --run /proc/run", 2, "cannot use /proc/run for a run"),
+    ("train --resume {p}/none", 1, "is not a run folder"),
+    ("train --resume {p}/ckn --steps 7", 2, "give no others"),
+    ("train --resume {p}/other", 2, "was not made by torchckn train"),
+    ("evaluate {p}/none", 1, "does not exist"),
+    ("evaluate {p}/not.ckn", 1, "is not a torchckn model, or is truncated or corrupt"),
+    ("evaluate {p}/thesis", 1, "is not a run folder"),
+    ("evaluate {p}/unfinished", 1, "is not finished.*--resume"),
+    ("evaluate {p}/ckn --part dev", 2, "--part expects test or train, came 'dev'"),
+    ("evaluate {p}/model.ckn", 2, "name the images with --data"),
+    ("evaluate {p}/ckn --data {p}/untested.npz", 2, "has no test part"),
+    ("predict {p}/ckn", 2, "Missing argument"),
+    ("predict {p}/ckn {p}/none.png", 1, "none.png does not exist"),
+    ("predict {p}/ckn {p}/not.png", 1, "cannot be read as an image"),
+    ("predict {p}/ckn {p}/large.png", 1, "30x40 pixels, the network takes 28x28; .*--resize"),
+    ("export {p}/ckn -o {p}/a.pb", 2, "ending in .onnx or .pt2"),
+    ("draw {p}/thesis", 1, "is not a run folder"),
+    ("draw {p}/ckn --port 70000", 2, "65535"),
+    ("report {p}/thesis -o {p}/report.html", 1, "not a run"),
+    ("data fetch nist", 2, "unknown data set 'nist'"),
+    ("data verify mnist --data-dir {p}/empty", 1, "has not been fetched"),
+    ("runs list {p}/none", 2, "is not a folder"),
+    ("runs show {p}/thesis", 1, "is not a run folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected", "message"), BAD, ids=[bad[0] for bad in BAD])
+def test_bad_input_gets_a_designed_message_and_the_right_status(
+    command: Callable[..., Result], place: Path, arguments: str, expected: int, message: str
+) -> None:
+    import re
+
+    status, _, err = command(*arguments.format(p=place).split())
+    said = " ".join(err.replace("│", " ").split())
+    assert status == expected, said
+    assert re.search(message, said), said
+    assert "Traceback" not in said
+    assert len(err.strip().splitlines()) <= 8, err
+
+
+def test_a_port_in_use_says_so(command: Callable[..., Result], place: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, _, err = command("draw", place / "ckn", "--port", taken.getsockname()[1], "--no-open")
+    assert status == 2
+    assert "cannot be used: Address already in use" in err
+
+
+def test_a_full_disk_says_so_and_leaves_nothing_half_written(
+    command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    status, _, err = command("translate", "lenet5", "--filters", 4, "--svg", tmp_path / "a.svg")
+    assert status == 1
+    assert "is the disk full?" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_and_training_have_the_same_names_and_defaults() -> None:
+    import inspect
+
+    parameters: Any = inspect.signature(torchckn.train).parameters
+    for name, field in Settings.model_fields.items():
+        if name in parameters and name != "method":
+            assert field.default == parameters[name].default, name

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchckn
+from torchckn import export, kernels, zoo
+from torchckn.data import Preprocessing
+from torchckn.errors import CKNError, ConfigError, DataError, NumericalError, TranslationError
+from torchckn.graph import AdaptiveAveragePool, Conv, Dense, DirectSum, GaussianPool, Graph, MaxPool, Node, Whiten
+from torchckn.nn.whitening import Whitening
+from torchckn.zoo import ConvNet
+
+from .test_graph import every_operation
+
+RBF = kernels.RBFSphere(0.6)
+
+
+def photographs(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Noise of many contrasts and colours, so that images differ in what a network sees of them."""
+    colour, contrast = (torch.rand(count, channels, 1, 1, generator=generator) for channels in (shape[0], 1))
+    return colour * (1 - contrast) + contrast * torch.rand(count, *shape, generator=generator)
+
+
+def ready(ckn: torchckn.CKN, images: Tensor, generator: torch.Generator) -> torchckn.CKN:
+    """As after training: filters from patches, calibrated features, and a head whose scores differ from image to image."""
+    torchckn.fit_filters(ckn, images, patches=200, init="random", generator=generator, progress=False)
+    with torch.no_grad():
+        ckn.eval().scaling.calibrate(ckn.features(images))
+        ckn.head.weight.normal_(generator=generator)
+    return ckn
+
+
+def probabilities(network: nn.Module, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.softmax(network(images), 1)
+
+
+def run_onnx(path: Path, images: Tensor) -> Tensor:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(["probabilities"], {"images": images.numpy()})
+    assert isinstance(found, np.ndarray)
+    return torch.from_numpy(found)
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, as a fraction of an image's largest probability."""
+    assert found.shape == expected.shape
+    return ((found - expected).abs() / expected.amax(1, keepdim=True)).max().item()
+
+
+def assert_depends_on_the_image(expected: Tensor) -> None:
+    """Else a comparison of probabilities would compare constants."""
+    assert (expected - expected[0]).abs().max() > 1e-3
+
+
+def translated(name: str, kernel: kernels.Kernel | Literal["match"], whiten: bool = False) -> tuple[torchckn.CKN, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    net: ConvNet = zoo.build(name, filters=8, classes=10, **({"in_channels": 27} if whiten else {}))
+    shape = (3, 32, 32) if whiten else net.input_shape
+    images = photographs(6, shape, generator)
+    pixels = Preprocessing.fit(images, whiten=whiten)
+    ckn = torchckn.translate(net, shape, kernel=kernel, preprocessing=pixels, centring="none", generator=generator)
+    return ready(ckn, images, generator), images
+
+
+#: LeNet-5, with its step functions and linear layers, stands for the others, which take a minute
+MATCHED = ["lenet5", *(pytest.param(name, marks=pytest.mark.slow) for name in zoo.names() if name != "lenet5")]
+
+
+def check_onnx(ckn: torchckn.CKN, images: Tensor, path: Path) -> None:
+    expected = probabilities(ckn, images)
+    assert_depends_on_the_image(expected)
+    assert difference(run_onnx(export.to_onnx(ckn, path), images), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_network_of_the_zoo_gives_the_same_probabilities_in_onnxruntime(tmp_path: Path, name: str) -> None:
+    check_onnx(*translated(name, RBF), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("name", MATCHED)
+def test_so_do_networks_with_the_kernels_that_match_their_activations(tmp_path: Path, name: str) -> None:
+    check_onnx(*translated(name, "match"), tmp_path / "model.onnx")
+
+
+def test_so_does_a_network_that_whitens_its_images(tmp_path: Path) -> None:
+    check_onnx(*translated("allcnn", RBF, whiten=True), tmp_path / "model.onnx")
+
+
+KERNELS = [
+    kernels.ArcCosine(0),
+    kernels.ArcCosine(1),
+    kernels.ArcCosine(2),
+    kernels.Linear(),
+    kernels.Matern(0.5, 0.8),
+    kernels.Matern(2.5, 0.8),
+    kernels.Polynomial(2),
+    kernels.Polynomial(3, offset=0.5),
+    kernels.RBFSphere(0.15),
+    kernels.RBFSphere(0.7, trainable=True),
+]
+
+
+def test_all_kernels_there_are_get_tested() -> None:
+    classes = {k for k in vars(kernels).values() if isinstance(k, type) and issubclass(k, kernels.Kernel)}
+    assert {type(kernel) for kernel in KERNELS} == classes - {kernels.Kernel}
+
+
+def test_a_network_of_all_kernels_gives_the_same_probabilities_in_onnxruntime(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    names = [f"conv{i}" for i in range(len(KERNELS))]
+    nodes: list[Node] = [
+        Conv(name, inputs=("input",), filters=4, kernel_size=(3, 3), kernel=kernel)
+        for name, kernel in zip(names, KERNELS, strict=True)
+    ]
+    ckn = torchckn.CKN(
+        Graph((2, 6, 6), [*nodes, DirectSum("sum", inputs=tuple(names))]), centring="none", generator=generator
+    )
+    images = photographs(6, (2, 6, 6), generator)
+    images[-1] = 0  # patches of norm zero
+    check_onnx(ready(ckn, images, generator), images, tmp_path / "model.onnx")
+
+
+def test_a_network_of_every_operation_gives_the_same_probabilities_in_every_form(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    images = photographs(5, (3, 16, 16), generator)
+    ckn = ready(torchckn.CKN(every_operation(), classes=3, centring="feature", generator=generator), images, generator)
+    ckn.layers["first"].kernel.sigma.data.fill_(0.8)  # a bandwidth that has been trained
+    ckn.head.weight.data.mul_(0.2)  # features less their means are small, and rounding with them large
+    expected = probabilities(ckn, images)
+    assert_depends_on_the_image(expected)
+    assert difference(export.plain(ckn)(images), expected) < 1e-5
+    assert difference(run_onnx(export.to_onnx(ckn, tmp_path / "onnx"), images), expected) < 1e-5
+    program = torch.export.load(export.to_torch(ckn, tmp_path / "program.pt2")).module()
+    for batch in (1, 2, 5):
+        assert difference(program(images[:batch]), expected[:batch]) < 1e-5
+
+
+def test_pooling_to_a_size_that_does_not_divide_the_image_is_the_same_in_onnxruntime(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    nodes = [
+        Conv("conv", filters=4, kernel_size=(2, 2), groups=2),
+        AdaptiveAveragePool("thirds", output_size=(3, 2)),
+        GaussianPool("blur", inputs=("conv",), stride=3, padding=0),
+        MaxPool("largest", inputs=("conv",), kernel_size=(3, 3), stride=(3, 3), ceil_mode=True),
+        Dense("a", inputs=("thirds",), filters=4),
+        Dense("b", inputs=("blur",), filters=4),
+        Dense("c", inputs=("largest",), filters=4),
+        DirectSum("sum", inputs=("a", "b", "c"), weights=(1, 2, 0.5)),
+    ]
+    ckn = torchckn.CKN(Graph((2, 11, 8), nodes), centring="none", generator=generator)
+    images = photographs(5, (2, 11, 8), generator)
+    check_onnx(ready(ckn, images, generator), images, tmp_path / "model.onnx")
+
+
+def test_a_convnet_in_the_same_clothes_is_exported_too(tmp_path: Path, generator: torch.Generator) -> None:
+    net = zoo.build("lenet1", filters=4)
+    images = photographs(5, (1, 28, 28), generator)
+    convnet = torchckn.ScaledConvNet(net, preprocessing=Preprocessing.fit(images)).initialize_(0.2, generator)
+    expected = probabilities(convnet.eval(), images)
+    assert_depends_on_the_image(expected)
+    convnet.train()
+    assert difference(export.plain(convnet)(images), expected) < 1e-6
+    assert difference(run_onnx(export.to_onnx(convnet, tmp_path / "model.onnx"), images), expected) < 1e-5
+    assert convnet.training
+
+
+@pytest.fixture
+def small(small_graph: Graph, generator: torch.Generator) -> torchckn.CKN:
+    ckn = torchckn.CKN(small_graph, classes=3, centring="none", generator=generator)
+    return ready(ckn, photographs(6, (1, 10, 10), generator), generator)
+
+
+def test_a_float64_network_stays_one_in_torch_and_becomes_float32_in_onnx(
+    tmp_path: Path, small: torchckn.CKN, generator: torch.Generator
+) -> None:
+    ckn, images = small.double(), photographs(4, (1, 10, 10), generator).double()
+    expected = probabilities(ckn, images)
+    assert_depends_on_the_image(expected)
+    assert difference(torch.export.load(export.to_torch(ckn, tmp_path / "a")).module()(images), expected) < 1e-11
+    assert difference(run_onnx(export.to_onnx(ckn, tmp_path / "b"), images.float()).double(), expected) < 1e-5
+    assert ckn.head.weight.dtype == torch.float64
+
+
+def test_no_linear_algebra_is_left(tmp_path: Path) -> None:
+    nodes = [Whiten("white"), Conv("conv", filters=4, kernel_size=(3, 3)), Dense("dense", filters=4, inverse_sqrt="svd")]
+    program = torch.export.load(export.to_torch(torchckn.CKN(Graph((1, 6, 6), nodes)), tmp_path / "program.pt2"))
+    operations = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert {name for name in operations if "linalg" in name} == {"aten.linalg_vector_norm.default"}
+    assert not {name for name in operations if any(bad in name for bad in ("eigh", "svd", "cholesky", "solve", "inverse"))}
+
+
+def test_the_plain_network_is_a_copy_that_is_not_trained(small: torchckn.CKN) -> None:
+    small.train()
+    x = torch.rand(4, 1, 10, 10)
+    plain = export.plain(small)
+    before = plain(x)
+    assert torch.allclose(before.sum(1), torch.ones(4))
+    with torch.no_grad():
+        small.layers["conv"].weight.copy_(small.layers["conv"].weight.flip(0))
+        small.layers["dense"].kernel = RBF
+        small.head.weight.zero_()
+    assert torch.equal(plain(x), before)
+    assert not plain.training
+    assert small.training
+    assert not any(parameter.requires_grad for parameter in plain.parameters())
+
+
+def test_bytes_give_the_probabilities_of_the_pixels_they_stand_for(tmp_path: Path, small: torchckn.CKN) -> None:
+    images = torch.randint(256, (4, 1, 10, 10), dtype=torch.uint8)
+    expected = probabilities(small, images / 255)
+    assert_depends_on_the_image(expected)
+    assert difference(export.plain(small, uint8_input=True)(images), expected) < 1e-6
+    assert difference(run_onnx(export.to_onnx(small, tmp_path / "model", uint8_input=True), images), expected) < 1e-5
+    path = export.to_torch(small, tmp_path / "program", uint8_input=True)
+    assert difference(torch.export.load(path).module()(images), expected) < 1e-6
+
+
+def test_images_of_the_other_type_are_refused(small: torchckn.CKN) -> None:
+    with pytest.raises(DataError, match="expects images of bytes from 0 to 255, came torch.float32; see uint8_input"):
+        export.plain(small, uint8_input=True)(torch.rand(1, 1, 10, 10))
+    with pytest.raises(DataError, match="expects images of real numbers between 0 and 1, came torch.uint8"):
+        export.plain(small)(torch.zeros(1, 1, 10, 10, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+def test_an_onnx_file_says_what_goes_in_and_out(tmp_path: Path, small: torchckn.CKN, opset: int) -> None:
+    path = export.to_onnx(small, tmp_path / "new folder" / "model.onnx", opset=opset, classes=["cat", "dog", "\u00e9toile"])
+    assert path == tmp_path / "new folder" / "model.onnx"
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert [(operators.domain, operators.version) for operators in model.opset_import] == [("", opset)]
+    assert {entry.key: json.loads(entry.value) for entry in model.metadata_props} == {
+        "classes": ["cat", "dog", "\u00e9toile"]
+    }
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    ends = [(end.name, end.shape, end.type) for end in (*session.get_inputs(), *session.get_outputs())]
+    assert ends == [
+        ("images", ["batch", 1, 10, 10], "tensor(float)"),
+        ("probabilities", ["batch", 3], "tensor(float)"),
+    ]
+
+
+def test_files_do_not_say_where_the_code_was(tmp_path: Path, small: torchckn.CKN) -> None:
+    for write in (export.to_onnx, export.to_torch):
+        content = write(small, tmp_path / "model").read_bytes()
+        assert b"layers.conv.root" in content or b"layers_conv_root" in content  # the file can be searched for text
+        assert b".py" not in content
+
+
+def test_exporting_is_quiet(
+    tmp_path: Path, small: torchckn.CKN, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    export.to_onnx(small, tmp_path / "model.onnx")
+    export.to_torch(small, tmp_path / "program")  # whatever the file is called
+    assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("eps", [1e-1, 1e-3, 1e-6])
+@pytest.mark.parametrize("patch_size", [3, (2, 3)])
+def test_whitening_by_newtons_iteration_is_whitening_by_eigenvectors(
+    eps: float, patch_size: int | tuple[int, int], generator: torch.Generator
+) -> None:
+    images = photographs(5, (3, 12, 12), generator).double()
+    images[0] = 0
+    images[1] *= 1e-6
+    images[2, 0] = images[2, 1]  # two colours alike: a covariance of less than full rank
+    layer = Whitening(3, patch_size, eps)
+    expected, found = layer(images), export._Whitening(layer)(images)
+    assert torch.equal(found[0], torch.zeros_like(found[0]))
+    assert (found - expected).abs().max() < 1e-9 / eps**0.5
+
+
+def test_patches_are_those_of_unfold(generator: torch.Generator) -> None:
+    x = torch.rand(2, 3, 9, 8, generator=generator)
+    found = export._Patches(3, (3, 2), (2, 1), (1, 0), (1, 3))(x)
+    expected = nn.functional.unfold(x, (3, 2), dilation=(1, 3), padding=(1, 0), stride=(2, 1))
+    assert torch.equal(found.flatten(2), expected)
+
+
+class Sly(nn.Module):
+    """Another function in a graph than outside of one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.01 * x if torch.compiler.is_compiling() else x
+
+
+class Choosy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def convnet_with(module: nn.Module, generator: torch.Generator) -> torchckn.ScaledConvNet:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), module, nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 3))
+    return torchckn.ScaledConvNet(net, (1, 10, 10)).initialize_(0.5, generator)
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "onnx itself", "torch"])
+def test_a_program_that_differs_from_the_network_is_not_written(
+    tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    if runtime == "onnx itself":
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    write = export.to_torch if runtime == "torch" else export.to_onnx
+    write(convnet_with(nn.Identity(), generator), tmp_path / "good")
+    with pytest.raises(NumericalError, match=r"program differs from the network by .* at most 1e-05; nothing was written"):
+        write(convnet_with(Sly(), generator), tmp_path / "bad")
+    assert [file.name for file in tmp_path.iterdir()] == ["good"]
+
+
+def test_what_float32_does_to_large_scores_is_no_difference_between_programs(small: torchckn.CKN) -> None:
+    def off(images: Tensor) -> Tensor:
+        return probabilities(small, images) * (1 + 1e-4)
+
+    with pytest.raises(NumericalError, match="differs from the network by 1.0e-04"):
+        export._compare("other", small, False, off)
+    with torch.no_grad():
+        small.head.bias.add_(10_000.0)  # which changes no probability, but leaves scores with three decimals
+    export._compare("other", small, False, off)
+
+
+@pytest.mark.parametrize("write", [export.to_onnx, export.to_torch])
+def test_a_network_that_looks_at_numbers_is_refused(tmp_path: Path, generator: torch.Generator, write: Any) -> None:
+    with pytest.raises(TranslationError, match="this network cannot be written for .*: .*; replace the module"):
+        write(convnet_with(Choosy(), generator), tmp_path / "model")
+
+
+@pytest.mark.parametrize("function", [export.plain, export.to_onnx, export.to_torch])
+def test_what_is_not_a_network_is_refused(tmp_path: Path, function: Any) -> None:
+    arguments = () if function is export.plain else (tmp_path / "model",)
+    with pytest.raises(
+        DataError, match=f"{function.__name__} expects a torchckn.CKN or a torchckn.ScaledConvNet, came LeNet1"
+    ):
+        function(zoo.build("lenet1"), *arguments)
+
+
+def test_a_network_of_random_features_is_refused(small_graph: Graph) -> None:
+    graph = Graph((1, 10, 10), [node for node in small_graph.nodes if node.name != "dense"])
+    with pytest.raises(ConfigError, match="expects a network with filters, came one of random-features"):
+        export.plain(torchckn.CKN(graph, weights="random-features"))
+
+
+@pytest.mark.parametrize("write", [export.to_onnx, export.to_torch])
+def test_a_path_that_cannot_be_written_to_is_an_error(tmp_path: Path, small: torchckn.CKN, write: Any) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot write .*model: .*; choose a folder that can be written to"):
+        write(small, tmp_path / "file" / "model")
+    with pytest.raises(DataError, match=f"is a folder; {write.__name__} expects the name of a file"):
+        write(small, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"opset": 11}, "opset expects a whole number of at least 18, came 11"),
+        ({"opset": "18"}, "opset expects a whole number of at least 18, came '18'"),
+        ({"opset": 999}, "cannot write opset 999; choose a lower one"),
+        ({"classes": ["a", "b"]}, "a name for each of the 3 classes, came"),
+        ({"classes": "abc"}, "a name for each of the 3 classes, came 'abc'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    tmp_path: Path, small: torchckn.CKN, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        export.to_onnx(small, tmp_path / "model.onnx", **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_a_missing_package_is_named_with_the_way_to_get_it(
+    tmp_path: Path, small: torchckn.CKN, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(CKNError, match=f"needs {package}, which is not installed: pip install 'torchckn\\[export\\]'"):
+        export.to_onnx(small, tmp_path / "model.onnx")
+
+
+def test_importing_the_module_imports_no_onnx() -> None:
+    code = "import sys, torchckn.export; print([name for name in sys.modules if name.startswith('onnx')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,414 @@
+"""The page about runs: what it has, what it says of what is missing, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchckn
+from torchckn import ConfigError, DataError, building, data, report
+from torchckn.fit.filters import sample_patches
+from torchckn.kernels import ArcCosine, RBFSphere
+from torchckn.report.charts import DASHES, penalty_chart, style, thinned, training_charts
+from torchckn.report.conditioning import layer_facts, nystrom_error
+from torchckn.report.confusion import Sample, confusion, take_sample
+from torchckn.report.folder import read_runs
+from torchckn.report.page import flat, short
+from torchckn.report.pictures import FRAMES, filter_frames, thumbnail
+from torchckn.settings import Settings
+
+STEPS = 6
+
+
+class Small(nn.Sequential):
+    """A ConvNet for small pictures."""
+
+    def __init__(self) -> None:
+        layers = (nn.Conv2d(1, 6, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(150, 12), nn.ReLU())
+        super().__init__(*layers, nn.Linear(12, 10))
+
+
+def digits(count: int = 300) -> tuple[Tensor, Tensor]:
+    images, labels = data.load("mnist-mini").train
+    return torch.nn.functional.avg_pool2d(images[:count].float() / 255, 2), labels[:count]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A kernel network's and a ConvNet's run, made once for all tests."""
+    folder = tmp_path_factory.getbasetemp() / "report-runs"
+    made = folder / "kernel", folder / "convnet"
+    if folder.exists():
+        return made
+    images, labels = digits()
+    generator = torch.Generator().manual_seed(0)
+    options: dict[str, Any] = {
+        "steps": STEPS,
+        "batch_size": 64,
+        "patches": 200,
+        "lambdas": [2.0**-6, 2.0**-12],
+        "evaluate_every": 2,
+        "generator": generator,
+    }
+    ckn = torchckn.translate(Small(), (1, 14, 14), RBFSphere(0.6), generator=generator)
+    convnet = torchckn.ScaledConvNet(Small(), (1, 14, 14), generator=generator).initialize_(0.2, generator)
+    for net, method, path in ((ckn, "ulr", made[0]), (convnet, "sgd", made[1])):
+        torchckn.train(
+            net, (images[:200], labels[:200]), (images[200:], labels[200:]), method=method, lr=2**-4, run_dir=path, **options
+        )
+    return made
+
+
+@pytest.fixture
+def copied(runs: tuple[Path, Path], tmp_path: Path) -> Path:
+    """The kernel network's run, to be damaged."""
+    return Path(shutil.copytree(runs[0], tmp_path / "copied"))
+
+
+class Page(HTMLParser):
+    """A page taken apart: elements in their order, and the text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {key: value or "" for key, value in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, *tags: str) -> list[dict[str, str]]:
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+    @property
+    def data(self) -> Any:
+        found = re.search(r'<script type="application/json" id="data">(.*?)</script>', self.source, re.DOTALL)
+        assert found
+        return json.loads(found[1])
+
+
+def page(runs: Any, folder: Path, given: Any = None) -> Page:
+    return Page(report.write(runs, folder / "report.html", data=given))
+
+
+def test_the_page_needs_nothing_but_itself(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    made = page(runs, tmp_path, digits())
+    assert not made.all("iframe", "object", "embed")
+    for attributes in made.all("img", "script", "link", "source"):
+        assert attributes.get("src", attributes.get("href", "data:")).startswith("data:")
+    assert "@import" not in made.source
+    assert "url(" not in made.source
+    assert not re.search(r"[{]%|[{]#|[{][{]", made.source.split("<body>")[1].split("<script")[0])
+
+
+def test_the_page_has_every_part(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    made = page(runs, tmp_path, (*digits(), [f"digit {i}" for i in range(10)]))
+    assert {"figures", "curves", "translation", "filters", "penalty", "confusion", "conditioning", "settings"} <= {
+        attributes.get("id") for attributes in made.all("section")
+    }
+    text = " ".join(made.text.split())
+    assert f"kernel: kernel counterpart of Small, ultimate layer reversal, {STEPS} steps in" in text
+    assert f"convnet: ConvNet, SGD with momentum, {STEPS} steps in" in text
+    assert "Translation of Small" in text
+    assert "digit 3 taken for" in text
+    assert "Nystrom error" in text
+    assert "options.tau" in text
+    assert "versions.torch" in text
+    assert made.data["filters"][0]["steps"] == [0, 2, 4, 6]
+    assert made.data["filters"][1]["steps"] == []
+
+
+def test_the_page_can_be_read_by_ear(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    made = page(runs, tmp_path, digits())
+    levels = [int(tag[1]) for tag, _ in made.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert all(len(made.all(landmark)) == 1 for landmark in ("header", "nav", "main", "footer"))
+    assert all(image["alt"] for image in made.all("img"))
+    assert all(cell.get("scope") in ("row", "col") for cell in made.all("th"))
+    assert len(made.all("caption")) == len(made.all("table"))
+    identities = [attributes["id"] for _, attributes in made.elements if "id" in attributes]
+    assert len(identities) == len(set(identities))
+    for name in ("for", "aria-labelledby"):
+        assert {attributes[name] for _, attributes in made.elements if name in attributes} <= set(identities)
+    sliders = [attributes for attributes in made.all("input") if attributes["type"] == "range"]
+    assert {slider["id"] for slider in sliders} <= {label.get("for") for label in made.all("label")}
+    assert all(plot["aria-valuetext"] for plot in made.all("div") if plot.get("role") == "slider")
+    assert "from" in training_charts(read_runs(runs))[0].summary[0]
+
+
+def test_names_are_escaped_wherever_they_stand(copied: Path, tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    wicked = copied.rename(tmp_path / "a <b>&'\" run")
+    config = wicked / "config.toml"
+    config.write_text(f"extra = '''{evil}'''\n" + config.read_text())
+    plain = Page(report.write(wicked, tmp_path / "plain.html"))
+    made = page(wicked, tmp_path, (*digits(), [f"{evil}{i}" for i in range(10)]))
+    assert len(made.all("script")) == 2 == len(plain.all("script"))
+    assert not made.all("b")
+    assert evil not in made.source
+    assert made.data["charts"]["accuracy"]["series"][0]["name"] == "a <b>&'\" run, validation"
+
+
+def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) -> None:
+    settings = Settings(network="lenet1", filters=4, kind="convnet")
+    images = building.load_images(settings)
+    net = building.build_network(settings, images, torch.Generator().manual_seed(0))
+    description = building.run_description(settings, images, net)
+    train, valid = (data.Part(part.images[:100], part.labels[:100]) for part in (images.train, images.valid))
+    torchckn.train(
+        net, train, valid, method="sgd", steps=1, lr=0.01, lambdas=[0.01], run_dir=tmp_path / "run", description=description
+    )
+    text = " ".join(page(tmp_path / "run", tmp_path, images.test).text.split())
+    assert "run: lenet1, a ConvNet, SGD with momentum, 1 step in" in text
+    assert f"run: {100 * torchckn.evaluate(net, images.test).accuracy:.1f} % of 1500 images right" in text
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('"lenet1"', '"net.py:Net"'))
+    text = " ".join(page(tmp_path / "run", tmp_path, images.test).text.split())
+    assert "There is no network that could be tried (ConvNets can be built again if" in text
+
+
+def test_the_test_accuracy_is_shown_if_it_was_taken(copied: Path, tmp_path: Path) -> None:
+    result = json.loads((copied / "result.json").read_text())
+    (copied / "result.json").write_text(json.dumps(result | {"test_accuracy": 0.4321}))
+    assert "test accuracy 43.2 %" in page(copied, tmp_path).text
+
+
+def test_without_images_the_page_says_what_it_leaves_out(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    text = page(runs, tmp_path).text
+    assert "so there are no predictions to look at" in text
+    assert "so there are no Nystrom errors" in text
+    assert "condition number" in text
+
+
+def test_images_of_another_shape_are_reported_and_not_fatal(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    text = page(runs, tmp_path, data.load("mnist-mini")).text
+    assert "Predictions of the saved networks on 1500 test images of mnist-mini." in text
+    assert "These images are not for this network: this network expects images (N, 1, 14, 14)" in text
+    assert "There are no Nystrom errors: these images are not for this network." in text
+
+
+def test_an_unfinished_run_gives_a_page_that_says_so(copied: Path, tmp_path: Path) -> None:
+    (copied / "result.json").unlink()
+    shutil.rmtree(copied / "model")
+    lines = (copied / "metrics.jsonl").read_text().splitlines()[:4]
+    (copied / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    text = page(copied, tmp_path, digits()).text
+    assert "not finished" in text
+    assert f"The run is not finished: 3 of {STEPS} steps were made" in text
+    assert "There is no network that could be tried (it comes at the end)" in text
+    assert "No run has values for this chart." in text  # of the penalty
+
+
+def test_a_folder_with_nothing_but_its_configuration_gives_a_page(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.toml").write_text("steps = 5\n")
+    text = page(tmp_path / "bare", tmp_path).text
+    for sentence in ("There are no metrics", "There are no filters in checkpoint/", "There is no environment.json"):
+        assert sentence in text
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("result.json", "result.json cannot be read"),
+        ("environment.json", "environment.json cannot be read"),
+        ("model/model.safetensors", "model/ cannot be read"),
+        ("checkpoint/filters-000002.safetensors", "checkpoint/ cannot be read"),
+    ],
+)
+def test_a_damaged_part_is_reported_and_not_fatal(copied: Path, tmp_path: Path, file: str, said: str) -> None:
+    (copied / file).write_bytes(b"{ damaged")
+    assert said in page(copied, tmp_path).text
+
+
+def test_numbers_that_json_has_no_word_for_are_left_out(copied: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    lines[-1] |= {"loss": float("nan"), "valid_loss": float("inf")}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    series = page(copied, tmp_path).data["charts"]["loss"]["series"]
+    assert [line["y"][-1] for line in series] == [None, None]
+    assert "not finite" in page(copied, tmp_path).text
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs at least one run folder, came none"):
+        report.write([], tmp_path / "report.html")
+    with pytest.raises(DataError, match="nowhere is not a run folder: there is no such folder"):
+        report.write([tmp_path / "nowhere"], tmp_path / "report.html")
+    with pytest.raises(DataError, match="is not a run folder: it has no config.toml"):
+        report.write([tmp_path], tmp_path / "report.html")
+
+
+def test_an_output_that_cannot_be_written_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="output expects the name of a file, such as .*report.html, came the folder"):
+        report.write(runs, tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot write .*report.html"):
+        report.write(runs, tmp_path / "file" / "report.html")
+
+
+def test_images_that_cannot_be_used_are_refused() -> None:
+    images, labels = digits(20)
+    with pytest.raises(DataError, match="labels are needed here"):
+        take_sample(images)
+    with pytest.raises(DataError, match="expects images to try the networks on, came none"):
+        take_sample((images[:0], labels[:0]))
+    with pytest.raises(DataError, match="expects a name for each class, came 2 names and labels up to 9"):
+        take_sample((images, labels, ["a", "b"]))
+
+
+def test_a_sample_is_the_test_part_and_not_too_large() -> None:
+    small = data.load("mnist-mini")
+    sample = take_sample(small)
+    assert sample is not None
+    assert small.test is not None
+    assert sample.what == f"{len(small.test.images)} test images of mnist-mini"
+    assert sample.classes == small.classes
+    large = take_sample(small.train)
+    assert large is not None
+    assert large.what == "3000 of 6000 images given"
+    assert len(large.images) == 3000
+    assert len(large.labels.unique()) == 10
+
+
+def test_runs_of_one_name_are_told_apart(copied: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(copied, tmp_path / "elsewhere" / "copied"))
+    names = [run.name for run in read_runs([copied, other, copied])]
+    assert names == [f"{tmp_path.name}/copied", "elsewhere/copied", f"{tmp_path.name}/copied (2)"]
+
+
+def test_the_confusion_matrix_counts_what_the_network_predicts(runs: tuple[Path, Path]) -> None:
+    ckn = read_runs(runs)[0].ckn
+    assert ckn is not None
+    images, labels = digits()
+    found = confusion(ckn, Sample("", images, labels, tuple(map(str, range(10)))))
+    predictions = torchckn.evaluate(ckn, (images, labels)).predictions
+    expected = [[int(((labels == i) & (predictions == j)).sum()) for j in range(10)] for i in range(10)]
+    assert found.counts == expected
+    assert found.accuracy == pytest.approx(sum(expected[i][i] for i in range(10)) / len(images))
+    assert sum(count for count, _, _ in found.most_frequent) <= sum(map(sum, expected))
+    with torch.no_grad():
+        scores = ckn(images)
+    losses = torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+    worst = int(torch.where(predictions != labels, losses, -1).argmax())
+    hardest = found.hardest[0]
+    assert hardest.picture == thumbnail(images[worst])
+    assert (hardest.true, hardest.predicted) == (str(int(labels[worst])), str(int(predictions[worst])))
+    assert hardest.probability == pytest.approx(float(scores[worst].softmax(0).max()))
+
+
+def test_many_classes_are_listed_and_not_drawn(copied: Path, tmp_path: Path) -> None:
+    images, labels = digits(50)
+    net = torchckn.translate(Small(), (1, 14, 14), classes=60).eval()
+    torchckn.save(net, copied / "model" / "model.safetensors")
+    assert "A matrix of 60 classes would be too large to read." in page(copied, tmp_path, (images, labels)).text
+
+
+@pytest.mark.parametrize("kernel", [RBFSphere(0.6), ArcCosine(0), ArcCosine(1)])
+def test_the_nystrom_error_is_the_distance_to_the_subspace(kernel: Any) -> None:
+    images, _ = digits(60)
+    ckn = torchckn.translate(Small(), (1, 14, 14), kernel, generator=torch.Generator().manual_seed(0)).double().eval()
+    for name, layer in ckn.kernel_layers().items():
+        patches = sample_patches(ckn, name, images, 240, generator=torch.Generator().manual_seed(0))[0]
+        filters = layer.filter_matrix().detach()
+        gram = kernel.gram(filters) + layer.eps * torch.eye(len(filters))
+        against = kernel.gram(filters, patches)  # (f, n)
+        residuals = []
+        for i, patch in enumerate(patches):
+            own = float(kernel.gram(patch[None]))
+            residuals.append(1 - float(against[:, i] @ torch.linalg.solve(gram, against[:, i])) / own)
+        assert nystrom_error(ckn, name, layer, images) == pytest.approx(sum(residuals) / len(residuals), rel=1e-6)
+
+
+def test_filters_that_are_the_patches_leave_no_error() -> None:
+    images, _ = digits(4)
+    layer = torchckn.graph.Conv("conv", filters=16, kernel_size=(5, 5), kernel=RBFSphere(0.6), eps=1e-9)
+    ckn = torchckn.CKN(torchckn.Graph((1, 14, 14), [layer]), dtype=torch.float64).eval()
+    patches = sample_patches(ckn, "conv", images, 16, generator=torch.Generator().manual_seed(0))[0]
+    conv = ckn.kernel_layers()["conv"]
+    with torch.no_grad():
+        conv.weight.copy_(patches.view_as(conv.weight))
+        conv.normalize_()
+    assert nystrom_error(ckn, "conv", conv, images) == pytest.approx(0, abs=1e-5)
+
+
+def test_conditioning_is_that_of_the_gram_matrix(runs: tuple[Path, Path]) -> None:
+    ckn = read_runs(runs)[0].ckn
+    assert ckn is not None
+    for facts, layer in zip(layer_facts(ckn, None), ckn.kernel_layers().values(), strict=True):
+        filters = layer.filter_matrix().detach().double()
+        eigenvalues = torch.linalg.eigvalsh(layer.kernel.gram(filters) + layer.eps * torch.eye(len(filters)))
+        assert facts.smallest == pytest.approx(float(eigenvalues[0]), rel=1e-4)
+        assert facts.largest == pytest.approx(float(eigenvalues[-1]), rel=1e-4)
+        assert facts.condition == pytest.approx(facts.largest / facts.smallest)
+        assert facts.error is None
+
+
+def test_the_penalty_chart_has_what_was_tried_and_marks_what_was_chosen(runs: tuple[Path, Path]) -> None:
+    read = read_runs(runs)
+    chart = penalty_chart(read)
+    assert [line.name for line in chart.series] == [
+        f"{name}, {when} training" for name in ("kernel", "convnet") for when in ("before", "after")
+    ]
+    assert read[0].result is not None
+    for line, key in zip(chart.series, ("start", "head"), strict=False):
+        fit = read[0].result[key]
+        assert sorted(2**x for x in line.x[0]) == pytest.approx(sorted(score["lam"] for score in fit["curve"]))
+        assert line.chosen is not None
+        assert line.x[0][line.chosen] == math.log2(fit["lam"])
+
+
+def test_long_curves_are_averaged_and_short_ones_left_alone() -> None:
+    records = [{"step": i, "loss": float(i)} for i in range(1000)]
+    few = thinned(records, ("step", "loss"), points=100)
+    assert len(few) == 100
+    assert few[0] == {"step": 4.5, "loss": 4.5}
+    assert thinned(records[:7], ("step", "loss")) == records[:7]
+
+
+def test_runs_are_told_apart_by_colour_and_by_dash() -> None:
+    styles = [style(index) for index in range(len(DASHES) * 6)]
+    assert len(set(styles)) == len(styles)
+    assert len({dash for _, dash in styles[:6]}) == 6
+
+
+def test_filters_are_shown_at_no_more_steps_than_a_slider_can_use() -> None:
+    frames = filter_frames({step: torch.rand(4, 1, 3, 3) for step in range(200)})
+    assert len(frames["steps"]) == len(frames["images"]) == FRAMES
+    assert (frames["steps"][0], frames["steps"][-1]) == (0, 199)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [torch.randint(0, 256, (1, 5, 4), dtype=torch.uint8), torch.rand(3, 5, 4), torch.randn(27, 5, 4), torch.zeros(1, 5, 4)],
+)
+def test_any_image_has_a_thumbnail(image: Tensor) -> None:
+    assert thumbnail(image).startswith("data:image/png;base64,")
+
+
+def test_settings_are_written_as_people_read_them() -> None:
+    settings = {"a": 1, "options": {"tau": 2**-5, "deep": {"yes": True}}, "lambdas": list(range(41)), "none": None}
+    assert flat(settings) == {
+        "a": "1",
+        "options.tau": "0.03125",
+        "options.deep.yes": "yes",
+        "lambdas": "0, 1, …, 40 (41 values)",
+        "none": "none",
+    }
+    assert short([1.5, False]) == "1.5, no"
