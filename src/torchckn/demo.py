@@ -17,7 +17,7 @@ from .convnet import ScaledConvNet
 from .kernels import RBFSphere
 from .storage import save
 
-FILTERS, STEPS, BATCH = 16, 400, 256
+FILTERS, STEPS, BATCH = 16, 300, 256
 
 
 def main(folder: Path, seed: int = 0, steps: int = STEPS) -> dict[str, float]:
