@@ -17,7 +17,7 @@ from torchckn.plots import COLOURS
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "ulr-sgo.png"
-NETWORKS = {"lenet5": "LeNet-5 CKN, 8 filters, MNIST", "allcnn": "All-CNN-C CKN, 8 filters, CIFAR-10"}
+NETWORKS = {"lenet5": "LeNet-5 CKN, 8 filters, MNIST"}
 METHODS = {"ulr": "ULR", "sgo": "SGO"}
 
 
@@ -35,7 +35,7 @@ def final(network: str, method: str) -> list[float]:
 def draw() -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6), dpi=110, layout="constrained")
+    figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
     grid = figure.subplots(len(NETWORKS), 2, sharey="row", squeeze=False)
     for row, (network, title) in zip(grid, NETWORKS.items(), strict=True):
         for axes, key, label in zip(row, ("step", "seconds"), ("steps", "seconds of training"), strict=True):
