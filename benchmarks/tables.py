@@ -15,20 +15,13 @@ from .accuracy import COUNTS, KINDS, METHODS, median_error
 from .clusters import clusters_table
 from .measure import median_times, peak_memory
 from .networks import SHAPES, convnet, kernel_network, reference_network
-from .training import large_table, parts_table, step_table
+from .training import CASES, forward_and_backward, large_table, parts_table, step_table
 
 BUILD: dict[str, Callable[[str, int], nn.Module]] = {
     "torchckn": kernel_network,
     "reference": reference_network,
     "ConvNet": convnet,
 }
-CASES = [("LeNet-5", 8, 256), ("LeNet-5", 32, 256), ("LeNet-5", 128, 128), ("All-CNN-C", 8, 128), ("All-CNN-C", 32, 64)]
-
-
-def step(network: nn.Module, images: torch.Tensor) -> None:
-    """Forward and backward."""
-    network.zero_grad()
-    network(images).square().mean().backward()
 
 
 @torch.inference_mode()
@@ -42,8 +35,8 @@ def images_for(name: str, batch: int) -> torch.Tensor:
 
 def prepare_step(kind: str, name: str, filters: int, batch: int) -> Callable[[], None]:
     network, images = BUILD[kind](name, filters), images_for(name, batch)
-    step(network, images[:2])  # what a first call allocates for good is not the step's
-    return functools.partial(step, network, images)
+    forward_and_backward(network, images[:2])  # what a first call allocates for good is not the step's
+    return functools.partial(forward_and_backward, network, images)
 
 
 def accuracy_table() -> Table:
@@ -67,7 +60,7 @@ def speed_table() -> Table:
     for name, filters, batch in CASES:
         networks = {kind: build(name, filters) for kind, build in BUILD.items()}
         images = images_for(name, batch)
-        times = median_times({kind: functools.partial(step, net, images) for kind, net in networks.items()})
+        times = median_times({kind: functools.partial(forward_and_backward, net, images) for kind, net in networks.items()})
         both = {kind: functools.partial(infer, networks[kind].eval(), images) for kind in ("torchckn", "ConvNet")}
         inference = median_times(both, rounds=15)
         table.add_row(

@@ -126,10 +126,6 @@ def test_a_drawing_is_read_strictly() -> None:
         parse_drawing(b"3")
 
 
-def test_an_image_is_part_of_the_page() -> None:
-    assert draw.picture(torch.rand(3, 8, 8)).startswith("data:image/png;base64,")
-
-
 def test_a_stroke_on_the_page_is_classified_live(server: Any, browser: webdriver.Chrome) -> None:  # noqa: F811
     open_page(browser, f"http://127.0.0.1:{server.server_port}/")
     board = browser.find_element(By.ID, "board")

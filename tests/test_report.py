@@ -169,7 +169,7 @@ def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) 
     settings = Settings(network="lenet1", filters=4, kind="convnet")
     images = building.load_images(settings)
     net = building.build_network(settings, images, torch.Generator().manual_seed(0))
-    description = building.run_description(settings, images, net)
+    description = building.run_description(settings, images)
     train, valid = (data.Part(part.images[:100], part.labels[:100]) for part in (images.train, images.valid))
     torchckn.train(
         net, train, valid, method="sgd", steps=1, lr=0.01, lambdas=[0.01], run_dir=tmp_path / "run", description=description

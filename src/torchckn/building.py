@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,20 +25,23 @@ from .translate import translate
 
 
 class Images(NamedTuple):
-    """Images for a run: a training and a validation part, a test part if there is one, and the classes' names."""
+    """Images for a run: a training and a validation part, a test part if there is one, the classes, what is done to pixels."""
 
     train: data.Part
     valid: data.Part
     test: data.Part | None
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
+    pixels: data.Preprocessing
+    """with the statistics of the training part"""
 
 
 def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Images:
     whole = data.load(settings.data, data_dir)
     held_out = settings.validation or max(1, min(10_000, len(whole.train.images) // 6))
     train, valid = data.split(whole.train, held_out, settings.seed)
-    return Images(train, valid, whole.test, whole.classes, whole.image_shape)
+    pixels = data.Preprocessing.fit(train.images, whiten=settings.whiten)
+    return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels)
 
 
 def build_convnet(settings: Settings, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -85,11 +89,10 @@ def _from_file(file: Path, name: str, settings: Settings) -> nn.Module:
 
 def build_network(settings: Settings, images: Images, generator: torch.Generator) -> Classifier:
     """The network to train: the kernel counterpart, or the ConvNet itself, with the pixels' statistics in it."""
-    pixels = data.Preprocessing.fit(images.train.images, whiten=settings.whiten)
     with torch.random.fork_rng():  # a ConvNet draws its weights from torch's own generator
         torch.manual_seed(settings.seed)
         net = build_convnet(settings, images.shape, len(images.classes))
-    return _dressed(settings, net, images.shape, pixels, len(images.classes), generator)
+    return _dressed(settings, net, images.shape, images.pixels, len(images.classes), generator)
 
 
 def _dressed(
@@ -163,12 +166,11 @@ def input_shape(net: Classifier) -> tuple[int, int, int]:
     return net.input_shape
 
 
-def run_description(settings: Settings, images: Images, net: Classifier) -> dict[str, Any]:
+def run_description(settings: Settings, images: Images) -> dict[str, Any]:
     """What a run folder's configuration says beside the arguments of training, enough to build the network again."""
-    pixels = data.Preprocessing.fit(images.train.images, whiten=settings.whiten)
     return {
         "settings": settings.model_dump(exclude_none=True),
         "classes": list(images.classes),
         "image_shape": list(images.shape),
-        "preprocessing": {"mean": pixels.mean, "std": pixels.std, "whiten": pixels.whiten, "whiten_eps": pixels.whiten_eps},
+        "preprocessing": asdict(images.pixels),
     }

@@ -311,7 +311,7 @@ def train(
             resume=resume is not None,
             progress=False if quiet or as_json else None,
             on_step=log,
-            description=run_description(settings, images, net),
+            description=run_description(settings, images),
             **arguments,
         )
     accuracy = None if result.head is None else result.head.accuracy
@@ -403,8 +403,6 @@ def evaluate(
     trained = load_trained(model)
     whole, chosen = _part(trained, data, part, data_dir)
     found = measured(trained.net, chosen)
-    if model.is_dir() and part == "test" and data is None:
-        runs.add_to_result(model, {"test_accuracy": found.accuracy, "test_images": found.images})
     if as_json:
         _print_json(
             {"accuracy": found.accuracy, "loss": found.loss, "images": found.images, "data": whole.name, "part": part}
@@ -413,6 +411,8 @@ def evaluate(
         Console().print(
             f"{whole.name}, {part}: accuracy {100 * found.accuracy:.2f} %, loss {found.loss:.4f}, {found.images} images"
         )
+    if model.is_dir() and part == "test" and data is None:
+        runs.add_to_result(model, {"test_accuracy": found.accuracy, "test_images": found.images})
 
 
 def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) -> tuple[DataSet, Part]:

@@ -6,8 +6,6 @@ small square of grey pixels.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
 import sys
@@ -30,6 +28,7 @@ from ..building import input_shape, load_trained
 from ..data.preprocessing import unit_pixels
 from ..errors import ConfigError, DataError
 from ..nn.network import CKN, Classifier
+from ..report.pictures import thumbnail
 
 ADDRESS = "127.0.0.1"
 #: side of the square of pixels that the page sends
@@ -95,7 +94,7 @@ def _entry(run: Path, data_dir: str | os.PathLike[str] | None) -> _Entry:
     images, labels = (part[:NEIGHBOURS_AMONG] for part in whole.train)
     features = [net.features(unit_pixels(some, net.head.weight)) for some in images.split(64)]
     known = torch.nn.functional.normalize(torch.cat(features), dim=1)
-    pictures = tuple(picture(image) for image in images)
+    pictures = tuple(thumbnail(image) for image in images)
     names = tuple(trained.classes[int(label)] for label in labels)
     return _Entry(f"{run.name} ({kind})", net, trained.classes, known, pictures, names)
 
@@ -117,15 +116,6 @@ def as_input(pixels: np.ndarray, shape: tuple[int, int, int]) -> Tensor:
         canvas.paste(small, (round(width / 2 - x), round(height / 2 - y)))
     grey = torch.from_numpy(np.asarray(canvas, np.float32) / 255)
     return grey.expand(channels, height, width)
-
-
-def picture(image: Tensor) -> str:
-    """An image (C, H, W) of bytes, or of numbers from 0 to 1, as the address of a PNG that is part of the page."""
-    pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).to(torch.uint8)
-    array = pixels[0].numpy() if len(pixels) != 3 else pixels.permute(1, 2, 0).numpy()
-    content = io.BytesIO()
-    Image.fromarray(array).save(content, "PNG")
-    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
 def parse_drawing(content: bytes) -> np.ndarray:

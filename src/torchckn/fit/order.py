@@ -66,7 +66,7 @@ class TrainingBatches:
         return self._take(torch.randperm(self.count, generator=self.generator)[: self.batch_size])
 
     def state(self) -> dict[str, Tensor]:
-        return {"order": self.order.clone(), "place": torch.tensor([self.epoch, self.position])}
+        return {"order": self.order, "place": torch.tensor([self.epoch, self.position])}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         if self.streams:
