@@ -17,6 +17,7 @@ from torchckn.fit import chunks, ulr
 from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.ulr import reduced_objective
 from torchckn.kernels import RBFSphere
+from torchckn.nn.network import Centring, FeatureScaling
 
 CLASSES = 3
 
@@ -154,10 +155,12 @@ def test_the_gradients_of_the_reduced_and_the_full_objective_have_equal_norms(lo
     torch.testing.assert_close(of_reduced.norm(), whole, rtol=1e-8, atol=0)
 
 
-def test_several_processes_add_their_parts_in_one_place() -> None:
+@pytest.mark.parametrize("centring", ["image", "feature"])
+def test_several_processes_add_their_parts_in_one_place(centring: Centring) -> None:
     x, y, head = problem(20, 4)
+    scaling = FeatureScaling(4, centring)
     whole = x.clone().requires_grad_()
-    value, eta = reduced_objective(whole, y, head, 2**-5, hessian="full")
+    value, eta = reduced_objective(scaling(whole), y, head, 2**-5, hessian="full")
     value.backward()
     found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     barrier = threading.Barrier(2)
@@ -173,8 +176,11 @@ def test_several_processes_add_their_parts_in_one_place() -> None:
 
         mine = slice(0, 7) if rank == 0 else slice(7, 20)
         part = x[mine].clone().requires_grad_()
-        local, step = reduced_objective(part, y[mine], head, 2**-5, hessian="full", total=total)
-        local.backward()
+        scaling = FeatureScaling(4, centring)
+        scaling.total = total
+        local, step = reduced_objective(scaling(part), y[mine], head, 2**-5, hessian="full", total=scaling.total)
+        local.backward(retain_graph=True)  # it goes through the other's features as well: the scale is of both
+        barrier.wait()
         assert part.grad is not None
         found[rank] = local.detach(), step, part.grad
 
@@ -227,7 +233,7 @@ def network(dtype: torch.dtype = torch.float64) -> torchckn.CKN:
     return torchckn.translate(net, (1, 28, 28), RBFSphere(0.6), generator=g)
 
 
-@pytest.mark.parametrize("kept", [0, 100], ids=["two passes", "graphs kept"])
+@pytest.mark.parametrize("kept", [0, 2**22, 2**40], ids=["two passes", "some graphs kept", "graphs kept"])
 def test_the_chunked_step_gives_the_gradients_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     monkeypatch.setattr(chunks, "KEPT", kept)
     g = torch.Generator().manual_seed(1)

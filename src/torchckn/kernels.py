@@ -402,14 +402,13 @@ class _RBFMap(torch.autograd.Function):
         ctx.sigma = float(sigma)
         gamma = ctx.sigma**-2
         theta = torch.mul(responses, inverse * gamma, out=responses if inplace else None)
-        saved = any(ctx.needs_input_grad)
+        _, need_norms, _, need_sigma, _ = ctx.needs_input_grad
+        kept = need_norms or need_sigma  # the first layer's norms are those of images, and need no gradient
         if gamma < _RBFMap._SPLIT_LIMIT:
-            out = torch.exp(theta, out=None if saved else theta).mul_(norms * math.exp(-gamma))
+            out = torch.exp(theta, out=None if kept else theta).mul_(norms * math.exp(-gamma))
         else:
-            out = torch.sub(theta, gamma, out=None if saved else theta).exp_().mul_(norms)
-        if not saved:
-            return out
-        ctx.save_for_backward(theta, out, inverse)
+            out = torch.sub(theta, gamma, out=None if kept else theta).exp_().mul_(norms)
+        ctx.save_for_backward(theta if kept else None, out, inverse)
         ctx.gamma, ctx.like = gamma, sigma if isinstance(sigma, Tensor) else None
         return out
 

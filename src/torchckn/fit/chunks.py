@@ -20,14 +20,13 @@ from ..data.preprocessing import unit_pixels
 from ..errors import ConfigError
 from ..nn.layers import KernelLayer
 from ..nn.network import Classifier
+from .features import CHUNK
 
 Chunk = int | Literal["auto"] | None
 T = TypeVar("T")
 
-#: images at a time when ``chunk="auto"``: few enough that what they leave behind stays in the cache
-CHUNK = 64
-#: graphs of up to this many chunks are kept from the first pass; larger batches are gone through twice
-KEPT = 8
+#: bytes of graphs that are kept from the first pass; images beyond go through the network twice
+KEPT = 5 * 2**28
 
 
 def batch_gradient(
@@ -41,36 +40,53 @@ def batch_gradient(
     """
     pieces = _pieces(net, images, chunk)
     with shared_projections(net):
-        if len(pieces) <= KEPT:
-            graphs = [_features(net, piece) for piece in pieces]
-            features = torch.cat([part.detach() for part in graphs]).requires_grad_()
-        else:
-            graphs = []
-            chance = torch.get_rng_state()  # the second pass is to see what the first one saw, dropout included
-            features = features_in_chunks(net, pieces).requires_grad_()
-            torch.set_rng_state(chance)
+        first, size = _measured(lambda: _features(net, pieces[0]))
+        fitting = max(1, KEPT // max(1, size))
+        graphs = [first, *(_features(net, piece) for piece in pieces[1:fitting])]
+        chance = torch.get_rng_state()  # the second pass is to see what the first one saw, whatever is random in it
+        rest = pieces[fitting:]
+        features = torch.cat([*(part.detach() for part in graphs), *features_in_chunks(net, rest)]).requires_grad_()
         value, beside = objective(features)
         value.backward()
         assert features.grad is not None
-        cotangents = features.grad.split([len(piece) for piece in pieces])
-        for i, (piece, cotangent) in enumerate(zip(pieces, cotangents, strict=True)):
-            part = graphs[i] if graphs else _features(net, piece)
-            if part.requires_grad:
-                part.backward(cotangent)
+        cotangents = list(features.grad.split([len(piece) for piece in pieces]))
+        for part, cotangent in zip(graphs, cotangents, strict=False):
+            _backward(part, cotangent)
+        torch.set_rng_state(chance)
+        for piece, cotangent in zip(rest, cotangents[len(graphs) :], strict=True):
+            _backward(_features(net, piece), cotangent)
     return float(value.detach()), beside
 
 
+def _backward(features: Tensor, cotangent: Tensor) -> None:
+    if features.requires_grad:
+        features.backward(cotangent)
+
+
+def _measured(forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """What ``forward`` gives, and the bytes that its graph holds."""
+    held: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        return forward(), sum(held.values())
+
+
 @torch.no_grad()
-def features_in_chunks(net: Classifier, pieces: list[Tensor]) -> Tensor:
-    """Features (n, d) of all pieces together, without a graph."""
-    return torch.cat([_features(net, piece) for piece in pieces])
+def features_in_chunks(net: Classifier, pieces: list[Tensor]) -> list[Tensor]:
+    """Features (n, d) of each piece, without a graph."""
+    return [_features(net, piece) for piece in pieces]
 
 
 @torch.no_grad()
 def batch_features(net: Classifier, images: Tensor, chunk: Chunk = "auto") -> Tensor:
     """Features (n, d) of a batch, without a graph, as :func:`batch_gradient` computes them."""
     with shared_projections(net):
-        return features_in_chunks(net, _pieces(net, images, chunk))
+        return torch.cat(features_in_chunks(net, _pieces(net, images, chunk)))
 
 
 def _features(net: Classifier, images: Tensor) -> Tensor:

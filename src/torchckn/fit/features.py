@@ -15,8 +15,8 @@ from ..errors import DataError
 from ..nn.network import Classifier, modes_kept
 from ..progress import progress as show_progress
 
-#: images that go through a network at a time when no gradient is needed: few enough that their features stay in the cache
-CHUNK = 64
+#: images that go through a network at a time: few enough that what they leave behind stays in the cache
+CHUNK = 128
 
 
 @torch.no_grad()

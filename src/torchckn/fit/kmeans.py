@@ -15,6 +15,9 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError
 
+#: restarts are compared when a round gains less than this many times the tolerance
+SCREENING = 100
+
 
 class KMeansResult(NamedTuple):
     centroids: Tensor
@@ -31,14 +34,14 @@ def spherical_kmeans(
     *,
     restarts: int = 1,
     iterations: int = 100,
-    tol: float = 1e-5,
+    tol: float = 5e-7,
     generator: torch.Generator | None = None,
     chunk: int = 2**22,
 ) -> KMeansResult:
     """Cluster the directions of ``points`` (n, s); on the device and in the dtype of the points.
 
     Args:
-        restarts: how many times to start anew; the best result is taken.
+        restarts: how many times to start anew; the best is taken, and only that one is carried on until ``tol``.
         iterations: the most rounds of Lloyd's algorithm a restart.
         tol: stop when the objective gains less than this.
         generator: decides everything that is random.
@@ -61,8 +64,10 @@ def spherical_kmeans(
         raise DataError("spherical_kmeans expects points with a direction, came some that are zero or not finite")
     points = points / norms
     rows = max(1, chunk // k)
-    runs = (_lloyd(points, _seed(points, k, generator), iterations, tol, rows) for _ in range(restarts))
-    return max(runs, key=lambda result: result.objective)
+    runs = (_lloyd(points, _seed(points, k, generator), iterations, SCREENING * tol, rows) for _ in range(restarts))
+    best = max(runs, key=lambda result: result.objective)
+    finished = _lloyd(points, best.centroids, iterations - best.iterations, tol, rows)
+    return finished._replace(iterations=best.iterations + finished.iterations)
 
 
 def _seed(points: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
@@ -79,9 +84,9 @@ def _seed(points: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
         if float(weights.sum()) <= 0:  # fewer different directions than centroids
             weights = torch.ones_like(weights)
         drawn = torch.multinomial(weights, candidates, replacement=True, generator=generator).to(points.device)
-        left = torch.minimum(distance[:, None], (1 - points @ points[drawn].T).clamp_(min=0))  # (n, candidates)
-        best = int(left.sum(0).argmin())
-        distance = left[:, best].contiguous()
+        left = (points[drawn] @ points.T).neg_().add_(1).clamp_(min=0)  # (candidates, n)
+        best = int(torch.minimum(left, distance, out=left).sum(1).argmin())
+        distance = left[best]
         chosen.append(int(drawn[best]))
     return points[chosen].clone()
 

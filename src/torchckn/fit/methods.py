@@ -161,8 +161,8 @@ class ULR(Method):
         step_head(self.net.head, self._eta)
 
     def _reduce(self, scaled: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        o = self.options
-        return reduced_objective(scaled, labels, self.net.head, o.lam, o.tau, o.loss, o.hessian)
+        o, total = self.options, self.net.scaling.total
+        return reduced_objective(scaled, labels, self.net.head, o.lam, o.tau, o.loss, o.hessian, total=total)
 
 
 class SGO(Method):

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError, NumericalError, unknown_name
 from ..nn.invsqrt import wide_dtype
+from ..nn.network import Total, of_this_process
 from .classifier import Loss
 from .features import check_labels
 
@@ -35,15 +36,6 @@ Hessian = Literal["full", "diag", "cg", "auto"]
 
 #: ``hessian="auto"`` takes the full matrix up to this many rows, conjugate gradients beyond
 FULL_UP_TO = 1000
-
-#: Makes sums over this process's images into sums over all images. The one place where several processes would add their
-#: parts: pass a differentiable all-reduce, such as ``torch.distributed.nn.functional.all_reduce``.
-Total = Callable[[Tensor], Tensor]
-
-
-def of_this_process(part: Tensor) -> Tensor:
-    """The sum over all images, if there is one process."""
-    return part
 
 
 class Reduced(NamedTuple):
@@ -75,7 +67,7 @@ def reduced_objective(
             paper, 2^-4 for All-CNN-C). The square loss is minimised exactly and needs none.
         hessian: of the multinomial model: ``"full"`` (Cholesky), ``"diag"`` (its diagonal), ``"cg"`` (conjugate gradients, which
             never form it), or ``"auto"``.
-        total: for several processes, see :data:`Total`; the objective is then this process's part of it.
+        total: for several processes, see :data:`torchckn.nn.network.Total`; the objective is then this process's part of it.
 
     Example:
         >>> features, targets = torch.randn(20, 5, requires_grad=True), torch.arange(20) % 3

@@ -9,7 +9,7 @@ Paper: section 3.1, "Overall formulation"; section 5.1 for the scaling s of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 Centring = Literal["image", "feature", "none"]
 Weights = Literal["nystrom", "random-features"]
 
+#: Makes sums over this process's images into sums over all images: a differentiable all-reduce, such as
+#: ``torch.distributed.nn.functional.all_reduce``.
+Total = Callable[[Tensor], Tensor]
+
+
+def of_this_process(part: Tensor) -> Tensor:
+    """The sum over all images, if there is one process."""
+    return part
+
 
 class FeatureScaling(nn.Module):
     """Centre features and divide them by their average norm, so that a head and its penalty mean the same everywhere.
@@ -39,10 +48,14 @@ class FeatureScaling(nn.Module):
         features: how many features an image has.
         centring: ``"image"`` subtracts each image's mean over its features, as in the paper; ``"feature"`` each
             feature's mean over the images; ``"none"`` nothing.
+
+    ``total`` is the one place where several processes add their parts of a batch: ultimate layer reversal, too, takes its sums
+    over images from there.
     """
 
     mean: Tensor
     norm: Tensor
+    total: Total = staticmethod(of_this_process)
 
     def __init__(
         self,
@@ -60,9 +73,9 @@ class FeatureScaling(nn.Module):
         self.register_buffer("norm", torch.ones((), device=device, dtype=dtype))
 
     def forward(self, features: Tensor) -> Tensor:
-        mean = features.mean(0) if self.training else self.mean
+        mean = self._mean(features) if self.training else self.mean
         centred = self.centre(features, mean)
-        norm = average_norm(centred) if self.training else self.norm
+        norm = self._average_norm(centred) if self.training else self.norm
         return centred / norm
 
     def centre(self, features: Tensor, mean: Tensor) -> Tensor:
@@ -76,19 +89,24 @@ class FeatureScaling(nn.Module):
         """Remember the mean and the average norm of these features: those of the training set."""
         if features.ndim != 2 or not len(features):
             raise DataError(f"calibrate expects features (images, d) of at least one image, came {tuple(features.shape)}")
-        mean = features.mean(0)
+        mean = self._mean(features)
         if self.centring == "feature":
             self.mean.copy_(mean)
-        self.norm.copy_(average_norm(self.centre(features, mean)))
+        self.norm.copy_(self._average_norm(self.centre(features, mean)))
+
+    def _mean(self, features: Tensor) -> Tensor:
+        return self.total(features.sum(0)) / self._images(features) if self.centring == "feature" else self.mean
+
+    def _average_norm(self, centred: Tensor) -> Tensor:
+        """1 where all are zero, so that dividing by it is always possible."""
+        norm = self.total(torch.linalg.vector_norm(centred, dim=1).sum()) / self._images(centred)
+        return torch.where(norm > 0, norm, 1.0)
+
+    def _images(self, features: Tensor) -> Tensor:
+        return self.total(features.new_tensor(float(len(features))))
 
     def extra_repr(self) -> str:
         return f"centring={self.centring}"
-
-
-def average_norm(features: Tensor) -> Tensor:
-    """The mean of the features' norms, 1 where all are zero, so that dividing by it is always possible."""
-    norm = torch.linalg.vector_norm(features, dim=1).mean()
-    return torch.where(norm > 0, norm, 1.0)
 
 
 def _linear_head(
