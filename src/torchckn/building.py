@@ -117,7 +117,16 @@ def _dressed(
     linear = kernels.parse(settings.linear_kernel)
     if isinstance(linear, str):
         raise ConfigError("linear_kernel expects a kernel, such as linear or rbf:0.6, came 'match'")
-    return translate(net, shape, kernel, linear_kernel=linear, classes=classes, preprocessing=pixels, generator=generator)
+    return translate(
+        net,
+        shape,
+        kernel,
+        linear_kernel=linear,
+        inverse_sqrt=settings.inverse_sqrt,
+        classes=classes,
+        preprocessing=pixels,
+        generator=generator,
+    )
 
 
 class Trained(NamedTuple):

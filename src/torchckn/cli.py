@@ -324,7 +324,7 @@ def train(
 
 #: settings that mean something for one kind of network, or one method, only
 _ONLY_FOR = {
-    "ckn": {"kernel", "linear_kernel", "bandwidths", "patches"},
+    "ckn": {"kernel", "linear_kernel", "inverse_sqrt", "bandwidths", "patches"},
     "convnet": {"init_std"},
     "ulr": {"tau", "hessian", "head_update"},
 }
@@ -525,6 +525,69 @@ def draw(
     from .draw import serve
 
     serve(runs, port, open_browser=open_browser, data_dir=data_dir)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="An experiment; without one, and without --all, they are listed.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
+    scale: Annotated[str, typer.Option(help="cpu: what two cores finish; paper: the whole protocol.")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each cell; the experiment's own by default.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, which share the cores.")] = 1,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Run nothing; make the page from the results that there are.")
+    ] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
+    page: Annotated[Path | None, typer.Option(help="The page to write; results.md in the folder by default.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJSON = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the experiments of the paper, and say claim by claim what came out. It can be interrupted, and goes on where it was.
+
+    Example: [bold]torchckn reproduce --draw[/bold]
+    """
+    from .experiments.cell import result_file
+    from .experiments.page import write_page
+    from .experiments.runner import run_cells
+    from .experiments.spec import SCALES, experiment, experiments
+
+    if scale not in SCALES:
+        raise ConfigError(f"--scale expects {' or '.join(SCALES)}, came {scale!r}")
+    if name is not None and everything:
+        raise ConfigError("name an experiment, or say --all, not both")
+    known = experiments()
+    chosen = [experiment(name)] if name is not None else list(known.values())
+    cells = [cell for one in chosen for cell in one.cells(scale, seeds)]
+    if name is None and not everything and not draw:
+        done = {one.name: [c for c in cells if c.experiment == one.name] for one in chosen}
+        rows = [
+            {"name": n, "title": known[n].title, "cells": len(c), "done": sum(result_file(output, x).exists() for x in c)}
+            for n, c in done.items()
+        ]
+        if as_json:
+            _print_json(rows)
+            return
+        table = Table("name", "what it is", "cells", "done", title=f"scale {scale}, results in {output}")
+        for row in rows:
+            table.add_row(*(str(value) for value in row.values()))
+        Console().print(table)
+        return
+    failed: dict[str, str] = {}
+    if not draw:
+        failed = run_cells(cells, output, jobs, seeds, data_dir, quiet or as_json).failed
+    written = write_page(output, scale, page or output / "results.md")
+    if as_json:
+        _print_json({"page": str(written), "cells": len(cells), "failed": failed})
+    else:
+        _show(quiet, f"wrote {written}")
+    if failed:
+        first = next(iter(failed))
+        raise CKNError(
+            f"{len(failed)} of {len(cells)} cells failed, the first is {first}: {failed[first]}; run the same again"
+        )
 
 
 @app.command()

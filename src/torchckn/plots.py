@@ -22,7 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 History = Sequence[Mapping[str, Any]]
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -30,7 +30,7 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
-def _save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -39,7 +39,7 @@ def _save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 def accuracy_curves(histories: Mapping[str, History], path: str | os.PathLike[str]) -> Path:
     """Validation accuracy over steps and over seconds, one line for each history."""
-    figure = _figure(8, 3.4)
+    figure = new_figure(8, 3.4)
     for axes, key, label in zip(
         figure.subplots(1, 2, sharey=True), ("step", "seconds"), ("steps", "seconds of training"), strict=True
     ):
@@ -52,19 +52,19 @@ def accuracy_curves(histories: Mapping[str, History], path: str | os.PathLike[st
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("validation accuracy (%)")
     figure.axes[0].legend(frameon=False, loc="lower right")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def filters_before_and_after(before: Tensor, after: Tensor, path: str | os.PathLike[str]) -> Path:
     """The first layer's filters (f, C, kh, kw), before and after training."""
-    figure = _figure(8, 4)
+    figure = new_figure(8, 4)
     for axes, title, filters in zip(
         figure.subplots(1, 2), ("before training", "after training"), (before, after), strict=True
     ):
         axes.imshow(filter_mosaic(filters), cmap="gray", interpolation="nearest")
         axes.set_title(title, fontsize=10)
         axes.axis("off")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def filter_mosaic(filters: Tensor, gap: int = 1) -> np.ndarray:

@@ -32,6 +32,7 @@ class Settings(BaseModel):
         description="Of nonlinear layers: match, rbf:0.6, arccosine:1, polynomial:2:0, matern:1.5:0.6.",
     )
     linear_kernel: str = Field("rbf:0.6", description="Of layers without a nonlinearity: linear, or as for --kernel.")
+    inverse_sqrt: Literal["auto", "eigh", "newton", "svd"] = Field("auto", description="Method of the inverse square root.")
     init_std: float | None = Field(None, gt=0, description="Spread of a ConvNet's first weights; in the zoo, the paper's.")
     method: Literal["ulr", "sgo", "sgo-ball", "sgd"] | None = Field(None, description="By default ulr, sgd for ConvNets.")
     steps: int = Field(500, ge=1, description="Mini-batches to train on.")

@@ -98,7 +98,7 @@ def train(
         patches: for the filters without labels.
         final_head: whether to fit the classifier once more at the end.
         chunk: images that go through the network at a time; see :func:`torchckn.fit.chunks.batch_gradient`.
-        evaluate_every: steps between looks at the validation data; by default twenty in all.
+        evaluate_every: steps between looks at the validation data; by default ten in all.
         checkpoint_every: steps between checkpoints.
         generator: decides everything that is random.
         run_dir: folder to keep configuration, metrics, checkpoints and the trained network in.
@@ -199,7 +199,7 @@ def train(
                 generator=generator,
                 folder=run,
                 rollback=rollback,
-                evaluate_every=evaluate_every or max(1, steps // 20),
+                evaluate_every=evaluate_every or max(1, steps // 10),
                 checkpoint_every=checkpoint_every,
                 show=progress,
                 on_step=on_step,

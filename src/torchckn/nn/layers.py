@@ -125,9 +125,12 @@ class KernelLayer(nn.Module):
         return root.to(weight.dtype, copy=True)
 
     @contextmanager
-    def shared_projection(self) -> Iterator[None]:
-        """Compute A(W) once for all passes within this context, and go backward through it once, at its end."""
-        root = self.projection()
+    def shared_projection(self, root: Tensor | None = None) -> Iterator[None]:
+        """Compute A(W) once for all passes within this context, and go backward through it once, at its end.
+
+        ``root``: A(W) as computed elsewhere, with its graph.
+        """
+        root = self.projection() if root is None else root
         self._shared = root.detach().requires_grad_(root.requires_grad)
         try:
             yield

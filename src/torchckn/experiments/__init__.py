@@ -1,0 +1,14 @@
+"""The paper's experiments: each table and figure a spec, one runner for all, figures and tables from what it wrote.
+
+========================  =====================================================================================
+:mod:`.spec`              ``specs/*.toml``: what an experiment is; it becomes cells, each one network trained once
+:mod:`.cell`              one cell, run from nothing to a JSON file
+:mod:`.runner`            all cells: in parallel processes, resumed where they were interrupted
+:mod:`.results`           the JSON files read again
+:mod:`.figures`           the paper's figures, from the results alone
+:mod:`.claims`            what the paper says, what was measured, whether it holds
+:mod:`.page`              one page of all this
+========================  =====================================================================================
+
+Paper: section 5 and appendices B and D. ``torchckn reproduce`` is the command.
+"""

@@ -1,0 +1,168 @@
+"""The figures of experiments, from their results alone: in the paper's layout, with the spread over seeds.
+
+Four kinds, which a spec chooses from: accuracy over steps and over time (``curves``), over the number of filters
+(``over-filters``), errors of gradients (``errors``), and no figure but a table (``table``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..plots import COLOURS, new_figure, save_figure
+from .results import Result, Results
+from .spec import Experiment
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C", "ckn": "CKN", "convnet": "ConvNet"}
+DATA = {"lenet1": "MNIST", "lenet5": "MNIST", "allcnn": "CIFAR-10"}
+LINES = {"ulr": "ULR", "sgo": "SGO", "sgd": "SGD", "eigh": "closed form", "newton": "Newton, 20 iterations", "svd": "SVD"}
+
+
+def draw(experiment: Experiment, results: Results, folder: Path) -> list[Path]:
+    """Draw what there is of an experiment; the files written, none if it has no figure or no results."""
+    found = results.of(experiment.name)
+    if experiment.name == "unsupervised":  # the paper shows it beside the networks that saw labels
+        found = [*found, *(r for r in results.of("ckn-convnet") if not r["options.bias"] and r["budget"] == "steps")]
+    return _KINDS[experiment.figure.kind](experiment, found, folder) if found else []
+
+
+def say(name: str, value: Any) -> str:
+    """A variable's value in words."""
+    if name == "filters":
+        return f"{value} filters"
+    if isinstance(value, bool):
+        return f"{'with' if value else 'without'} {'biases' if name == 'options.bias' else 'trained bandwidths'}"
+    if name == "budget":
+        return f"equal {value}"
+    if name == "slip":
+        return "as it should be" if value == "none" else str(value).replace("-", " ")
+    return TITLES.get(value, LINES.get(value, str(value)))
+
+
+def grouped(results: Iterable[Result], names: Sequence[str]) -> dict[tuple[Any, ...], list[Result]]:
+    """Results by the values of these variables, in the order they come in."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        groups.setdefault(tuple(result.variables.get(name) for name in names), []).append(result)
+    return groups
+
+
+def _panels(count: int, columns: int, height: float = 3.0) -> tuple[Any, list[Axes]]:
+    rows = -(-count // columns)
+    figure = new_figure(4.2 * columns, height * rows)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in grid[count:]:
+        axes.axis("off")
+    for axes in grid[:count]:
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, grid[:count]
+
+
+def _curves(experiment: Experiment, found: list[Result], folder: Path) -> list[Path]:
+    how = experiment.figure
+    panels = grouped(found, how.panels)
+    written = []
+    for name, label in (("steps", "steps"), ("seconds", "seconds, set-up included")):
+        figure, grid = _panels(len(panels), 2)
+        for axes, (values, inside) in zip(grid, panels.items(), strict=True):
+            for colour, (line, results) in zip(COLOURS, grouped(inside, how.lines).items(), strict=False):
+                _spread(axes, _over(results, name), colour, _in_words(how.lines, line))
+            axes.set_title(f"{_in_words(how.panels, values)}, {DATA[values[0]]}", fontsize=9)
+            axes.set_xlabel(label)
+            axes.set_ylabel("validation accuracy (%)")
+            axes.legend(frameon=False, fontsize=8, loc="lower right")
+        written.append(save_figure(figure, folder / f"{experiment.name}-{name}.png"))
+    return written
+
+
+def _over(results: list[Result], name: str) -> list[tuple[float, list[float]]]:
+    """Points of a curve: where, and the accuracies of all seeds there."""
+    points = []
+    for records in zip(*(result.history for result in results), strict=False):
+        pairs = list(zip(results, records, strict=True))
+        where = [r.seconds_at(record) if name == "seconds" else record["step"] for r, record in pairs]
+        points.append((sum(where) / len(where), [100 * record["valid_accuracy"] for record in records]))
+    return points
+
+
+def _over_filters(experiment: Experiment, found: list[Result], folder: Path) -> list[Path]:
+    how = experiment.figure
+    lines = ["experiment", *how.lines]
+    panels = grouped(found, how.panels)
+    figure, grid = _panels(len(panels), 3, 3.4)
+    for axes, (values, inside) in zip(grid, panels.items(), strict=True):
+        kinds: dict[tuple[Any, ...], list[Result]] = {}
+        for result in inside:
+            kinds.setdefault((result.experiment, *(result.variables.get(n) for n in how.lines)), []).append(result)
+        for colour, (line, results) in zip(itertools.cycle(COLOURS), kinds.items(), strict=False):
+            by_filters = sorted(grouped(results, ["filters"]).items())
+            points = [(key[0], [100 * r[how.value] for r in group]) for key, group in by_filters]
+            _spread(axes, points, colour, _line_of_networks(lines, line, experiment.name))
+        axes.set_xscale("log", base=2)
+        ticks = sorted({result["filters"] for result in inside})
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set_title(f"{TITLES[values[0]]} on {DATA[values[0]]}", fontsize=9)
+        axes.set_xlabel("filters a layer")
+        axes.set_ylabel("test accuracy (%)")
+        axes.legend(frameon=False, fontsize=7, loc="lower right")
+    return [save_figure(figure, folder / f"{experiment.name}.png")]
+
+
+def _line_of_networks(names: Sequence[str], line: tuple[Any, ...], experiment: str) -> str:
+    values = dict(zip(names, line, strict=True))
+    name = TITLES[values["kind"]]
+    if values["kind"] == "ckn":
+        return f"{name}, filters without labels" if values["experiment"] == "unsupervised" else name
+    if experiment == "unsupervised":
+        return name
+    extra = [
+        text for text, shown in (("biases", values["options.bias"]), ("equal time", values["budget"] == "time")) if shown
+    ]
+    return ", ".join([name, *extra])
+
+
+def _errors(experiment: Experiment, found: list[Result], folder: Path) -> list[Path]:
+    figure, (axes,) = _panels(1, 1, 3.6)
+    methods = list(found[0]["errors"])
+    for colour, method in zip(itertools.cycle(COLOURS), methods, strict=False):
+        by_filters = sorted(grouped(found, ["filters"]).items())
+        points = [(key[0], [r["errors"][method] for r in group]) for key, group in by_filters]
+        _spread(axes, points, colour, say_method(method))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = sorted({result["filters"] for result in found})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xlabel("filters a layer")
+    axes.set_ylabel("relative error of the gradient")
+    axes.legend(frameon=False, fontsize=7)
+    return [save_figure(figure, folder / f"{experiment.name}.png")]
+
+
+def say_method(method: str) -> str:
+    name, _, count = method.partition("-")
+    return f"Newton, {count} iterations" if name == "newton" else LINES[name]
+
+
+def _spread(axes: Axes, points: Sequence[tuple[float, list[float]]], colour: str, label: str) -> None:
+    """The mean over seeds as a line, from the least to the most as a band."""
+    where = [x for x, _ in points]
+    axes.plot(where, [sum(values) / len(values) for _, values in points], "o-", color=colour, label=label, markersize=3)
+    axes.fill_between(where, [min(v) for _, v in points], [max(v) for _, v in points], color=colour, alpha=0.2, linewidth=0)
+
+
+def _in_words(names: Sequence[str], values: Sequence[Any]) -> str:
+    return ", ".join(say(name, value) for name, value in zip(names, values, strict=True))
+
+
+_KINDS: dict[str, Callable[[Experiment, list[Result], Path], list[Path]]] = {
+    "curves": _curves,
+    "over-filters": _over_filters,
+    "errors": _errors,
+    "table": lambda experiment, found, folder: [],
+}

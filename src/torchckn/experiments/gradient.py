@@ -1,0 +1,112 @@
+"""How accurate the gradient of a network is, by each method of the inverse square root: in float32, against float64.
+
+Paper: section 5.2, "Accuracy of the gradient computation": relative errors against finite differences. Here the exact gradient is
+that of the closed form in float64, which finite differences in float64 confirm along random directions.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data import Part
+from ..data.preprocessing import unit_pixels
+from ..nn.functional import filter_gram
+from ..nn.invsqrt import Method, inverse_sqrt
+from ..nn.network import CKN
+
+
+def gradient_errors(
+    net: CKN, data: Part, generator: torch.Generator, *, images: int, methods: list[str], directions: int
+) -> dict[str, Any]:
+    """Relative errors of the gradient in all filters, by method (``"eigh"``, ``"svd"``, ``"newton-20"``).
+
+    ``errors`` are those of float32 against float64; ``finite_differences`` is how far the float64 gradient is from differences
+    of the loss in float64, along ``directions`` random tangents; ``float32_differences`` the paper's own way: the error of each
+    method against finite differences along these directions.
+    """
+    chosen = torch.randperm(len(data.images), generator=generator)[:images]
+    pixels, labels = data.images[chosen], data.labels[chosen]
+    wide = copy.deepcopy(net).double().train()
+    with torch.no_grad():  # a classifier that has an opinion, so that the loss depends on the filters
+        drawn = torch.randn(wide.head.weight.shape, generator=generator, dtype=torch.float64)
+        wide.head.weight.copy_(10 * drawn / drawn.norm(dim=1, keepdim=True))
+    narrow = copy.deepcopy(wide).float()
+    exact = _gradient(wide, pixels, labels, "eigh")
+    tangents = [_tangent(wide, generator) for _ in range(directions)]
+    slopes = [_difference(wide, pixels, labels, tangent) for tangent in tangents]
+    along = _inner(exact, tangents)
+    errors, by_difference = {}, {}
+    for method in methods:
+        gradient = _gradient(narrow, pixels, labels, method)
+        errors[method] = _relative(gradient, exact)
+        found = _inner(gradient, tangents)
+        by_difference[method] = _distance(found, slopes)
+    return {"errors": errors, "float32_differences": by_difference, "finite_differences": _distance(along, slopes)}
+
+
+def _loss(net: CKN, pixels: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(net(unit_pixels(pixels, net.head.weight)), labels)
+
+
+def _gradient(net: CKN, pixels: Tensor, labels: Tensor, method: str) -> list[Tensor]:
+    """In the filters of each layer, as float64, projected on the tangents of their spheres."""
+    name, _, iterations = method.partition("-")
+    known: Method = name  # type: ignore[assignment]
+    net.zero_grad()
+    with ExitStack() as stack:
+        for layer in net.kernel_layers().values():
+            weight = layer.filter_matrix()
+            wide = weight.double() if known == "eigh" else weight
+            root = inverse_sqrt(filter_gram(wide, layer.kernel, layer.eps), known, iters=int(iterations or 20))
+            stack.enter_context(layer.shared_projection(root.to(weight.dtype)))
+        _loss(net, pixels, labels).backward()
+    return [_on_the_sphere(weight, weight.grad.double()) for weight in _weights(net) if weight.grad is not None]
+
+
+def _weights(net: CKN) -> list[Tensor]:
+    return [layer.weight for layer in net.kernel_layers().values() if layer.weight.requires_grad]
+
+
+def _on_the_sphere(weight: Tensor, gradient: Tensor) -> Tensor:
+    rows, flat = weight.detach().double().flatten(1), gradient.flatten(1)
+    return flat - (flat * rows).sum(1, keepdim=True) / (rows * rows).sum(1, keepdim=True) * rows
+
+
+def _tangent(net: CKN, generator: torch.Generator) -> list[Tensor]:
+    drawn = [torch.randn(w.shape, generator=generator, dtype=torch.float64) for w in _weights(net)]
+    return [_on_the_sphere(weight, part) for weight, part in zip(_weights(net), drawn, strict=True)]
+
+
+@torch.no_grad()
+def _difference(net: CKN, pixels: Tensor, labels: Tensor, tangent: list[Tensor], step: float = 1e-5) -> float:
+    """The slope of the loss along a tangent, by a central difference on the spheres."""
+    before = [weight.clone() for weight in _weights(net)]
+    values = []
+    for sign in (1, -1):
+        for weight, start, part in zip(_weights(net), before, tangent, strict=True):
+            weight.copy_(start + sign * step * part.view_as(weight))
+        net.normalize_()
+        values.append(float(_loss(net, pixels, labels)))
+    for weight, start in zip(_weights(net), before, strict=True):
+        weight.copy_(start)
+    return (values[0] - values[1]) / (2 * step)
+
+
+def _inner(gradient: list[Tensor], tangents: list[list[Tensor]]) -> list[float]:
+    return [sum(float((g * t).sum()) for g, t in zip(gradient, tangent, strict=True)) for tangent in tangents]
+
+
+def _relative(found: list[Tensor], exact: list[Tensor]) -> float:
+    error = sum(float((f - e).square().sum()) for f, e in zip(found, exact, strict=True))
+    return float((error / sum(float(e.square().sum()) for e in exact)) ** 0.5)
+
+
+def _distance(found: list[float], wanted: list[float]) -> float:
+    a, b = torch.tensor(found, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64)
+    return float((a - b).norm() / b.norm())

@@ -1,0 +1,99 @@
+"""One page of all experiments: the claims, then each experiment's figure and table. Made from the results alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..storage import write_atomically
+from .claims import judge
+from .figures import draw, grouped, say, say_method
+from .results import Result, Results, read_results
+from .spec import Experiment, ScaleName, experiments
+
+
+def write_page(folder: Path, scale: ScaleName, page: Path) -> Path:
+    """Write the page (Markdown), and its figures beside it in ``images/<name of the page>/``."""
+    results = read_results(folder, scale)
+    images = page.parent / "images" / page.stem
+    pictures = {name: draw(experiment, results, images) for name, experiment in experiments().items()}
+    links = {name: [str(path.relative_to(page.parent)) for path in paths] for name, paths in pictures.items()}
+    write_atomically(page, page_text(results, scale, links).encode())
+    return page
+
+
+def page_text(results: Results, scale: ScaleName, pictures: dict[str, list[str]]) -> str:
+    """The page as Markdown."""
+    parts = [
+        f"# The paper's experiments, at the scale `{scale}`",
+        _introduction(results, scale),
+        "## Claims",
+        claims_table(results),
+    ]
+    for name, experiment in experiments().items():
+        found = results.of(name)
+        parts += [f"## {experiment.title}", f"{experiment.about} Paper: {experiment.paper}."]
+        parts += [f"![{experiment.title}]({link})" for link in pictures.get(name, [])]
+        parts.append(experiment_table(experiment, found) if found else "Not run yet.")
+        parts.append(f"`torchckn reproduce {name} --scale {scale}`")
+    return "\n\n".join(parts) + "\n"
+
+
+def _introduction(results: Results, scale: str) -> str:
+    if not results.all:
+        return f"Nothing has been run yet: `torchckn reproduce --all --scale {scale}`"
+    hours = sum(result.seconds for result in results.all) / 3600
+    machines = sorted({str(result.environment.get("processor")) for result in results.all})
+    versions = sorted({f"torch {result.environment['versions']['torch']}" for result in results.all})
+    threads = sorted({str(result.environment["threads"]) for result in results.all})
+    return (
+        f"{len(results.all)} runs, {hours:.1f} hours in all on {', '.join(machines)} ({', '.join(threads)} threads a run, "
+        f"{', '.join(versions)}). Every choice was made on validation images; the test images were read once a run, at its end. "
+        f"`torchckn reproduce --all --scale {scale}` runs everything that is missing and writes this page again; "
+        "`torchckn reproduce --draw` writes it from the results that there are."
+    )
+
+
+def claims_table(results: Results) -> str:
+    """The paper's claims with what was measured: a Markdown table."""
+    rows = [(j.claim, j.where, j.measured or "-", str(j.runs), f"**{j.verdict}**") for j in judge(results)]
+    return _table(("claim", "paper", "measured", "runs", "verdict"), rows)
+
+
+def experiment_table(experiment: Experiment, found: Sequence[Result]) -> str:
+    """All that an experiment measured, mean and spread over seeds: a Markdown table."""
+    if experiment.measure == "gradient":
+        return _gradient_table(found)
+    names = [*experiment.figure.panels, *experiment.figure.lines]
+    names += [name for name in ("filters",) if name in experiment.grid and name not in names]
+    groups = grouped(found, names)
+    rows = []
+    for values, results in groups.items():
+        numbers = [_with_spread(results, key) for key in ("valid_accuracy", "test_accuracy")]
+        steps = [result["step_seconds"] for result in results if result["step_seconds"]]
+        speed = f"{1e3 * statistics.mean(steps):.0f}" if steps else "-"
+        rows.append((*(say(n, v) for n, v in zip(names, values, strict=True)), *numbers, speed, str(len(results))))
+    heads = [name.removeprefix("options.") for name in names]
+    return _table((*heads, "validation (%)", "test (%)", "ms a step", "seeds"), rows)
+
+
+def _gradient_table(found: Sequence[Result]) -> str:
+    methods = list(found[0]["errors"])
+    rows = []
+    for (filters,), results in sorted(grouped(found, ["filters"]).items()):
+        errors = [f"{statistics.mean(r['errors'][method] for r in results):.1e}" for method in methods]
+        differences = f"{statistics.mean(r['finite_differences'] for r in results):.0e}"
+        rows.append((str(filters), *errors, differences, str(len(results))))
+    return _table(("filters", *map(say_method, methods), "float64 against differences", "seeds"), rows)
+
+
+def _with_spread(results: Sequence[Result], key: str) -> str:
+    values = [100 * result[key] for result in results]
+    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

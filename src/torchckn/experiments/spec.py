@@ -1,0 +1,181 @@
+"""What an experiment is: a TOML file with a grid of variables, settings that depend on them, and two scales.
+
+An experiment's cells are all combinations of its variables, once for each seed. What a cell is run with is gathered from rules,
+in this order: the scale's preset, the experiment's own rules, the scale's. A rule counts where all that it matches is equal,
+and later ones overrule earlier ones. Read next: :mod:`torchckn.experiments.cell`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import ConfigError, unknown_name
+from ..settings import Settings, settings_from
+
+ScaleName = Literal["cpu", "paper"]
+Model = TypeVar("Model", bound=BaseModel)
+SCALES: tuple[ScaleName, ...] = ("cpu", "paper")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Rule(_Strict):
+    """Settings for the cells whose variables match."""
+
+    match: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    """of :class:`torchckn.settings.Settings`, or of the measure"""
+    seeds: int | None = None
+    skip: bool = False
+
+    def fits(self, variables: dict[str, Any]) -> bool:
+        return all(_equal_or_among(variables.get(name), wanted) for name, wanted in self.match.items())
+
+
+class Scale(_Strict):
+    """How much of an experiment is run, and on what."""
+
+    preset: str | None = None
+    grid: dict[str, list[Any]] = {}
+    seeds: int = Field(1, ge=1)
+    rules: list[Rule] = []
+
+
+class Figure(_Strict):
+    """How an experiment is drawn: see :mod:`torchckn.experiments.figures`."""
+
+    kind: Literal["curves", "over-filters", "errors", "table"]
+    panels: list[str] = []
+    """variables that tell the panels of a figure apart"""
+    lines: list[str] = []
+    """variables that tell the lines of a panel apart"""
+    value: str = "test_accuracy"
+
+
+class Experiment(_Strict):
+    """One table or figure of the paper, or a question beyond it."""
+
+    name: str
+    title: str
+    paper: str
+    """where the paper has it"""
+    about: str
+    measure: Literal["train", "unsupervised", "gradient"] = "train"
+    grid: dict[str, list[Any]] = {}
+    rules: list[Rule] = []
+    figure: Figure
+    scale: dict[ScaleName, Scale]
+
+    def cells(self, scale: ScaleName, seeds: int | None = None) -> list[Cell]:
+        """All cells, the first seed of each first, so that there is something to look at early."""
+        chosen = self.scale[scale]
+        rules = [*preset_rules(chosen.preset), *self.rules, *chosen.rules]
+        grid = self.grid | chosen.grid
+        found = []
+        for values in itertools.product(*grid.values()):
+            variables = dict(zip(grid, values, strict=True))
+            fitting = [rule for rule in rules if rule.fits(variables)]
+            if any(rule.skip for rule in fitting):
+                continue
+            given: dict[str, Any] = {}
+            for rule in fitting:
+                given |= rule.settings
+            own = [rule.seeds for rule in fitting if rule.seeds is not None]
+            count = seeds or (own[-1] if own else chosen.seeds)
+            found += [Cell(self.name, scale, self.measure, variables, given, seed) for seed in range(count)]
+        return sorted(found, key=lambda cell: cell.seed)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network, trained and measured once."""
+
+    experiment: str
+    scale: ScaleName
+    measure: str
+    variables: dict[str, Any]
+    given: dict[str, Any]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A file name that tells it from all others: experiment/lenet5-8-ulr-seed0"""
+        values = "-".join(_in_words(key, value) for key, value in self.variables.items())
+        return f"{self.experiment}/{values}-seed{self.seed}"
+
+    @property
+    def settings(self) -> Settings:
+        known = {key: value for key, value in self._all.items() if key in Settings.model_fields}
+        options = known.get("options", {}) | {k[8:]: v for k, v in self._all.items() if k.startswith("options.")}
+        return settings_from(known | {"options": options, "seed": self.seed}, self.name)
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """What is not a setting of training: parameters of the measure."""
+        known = Settings.model_fields
+        return {key: value for key, value in self._all.items() if key not in known and not key.startswith("options.")}
+
+    @property
+    def _all(self) -> dict[str, Any]:
+        return self.given | self.variables
+
+
+def experiments() -> dict[str, Experiment]:
+    """All experiments, in the paper's order."""
+    files = sorted((item for item in (_here() / "specs").iterdir() if item.name.endswith(".toml")), key=lambda f: f.name)
+    found = [_validated(Experiment, file.name, tomllib.loads(file.read_text(encoding="utf-8"))) for file in files]
+    return {experiment.name: experiment for experiment in found}
+
+
+def experiment(name: str) -> Experiment:
+    known = experiments()
+    if name not in known:
+        raise unknown_name("experiment", name, known)
+    return known[name]
+
+
+class _Preset(_Strict):
+    about: str
+    rules: list[Rule]
+
+
+def preset_rules(name: str | None) -> list[Rule]:
+    if name is None:
+        return []
+    file = _here() / "presets" / f"{name}.toml"
+    if not file.is_file():
+        known = [item.name.removesuffix(".toml") for item in (_here() / "presets").iterdir()]
+        raise unknown_name("preset", name, known)
+    return _validated(_Preset, file.name, tomllib.loads(file.read_text(encoding="utf-8"))).rules
+
+
+def _here() -> Any:
+    return resources.files(__package__)
+
+
+def _validated(model: type[Model], source: str, values: dict[str, Any]) -> Model:
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{source}: {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def _equal_or_among(value: Any, wanted: Any) -> bool:
+    return value in wanted if isinstance(wanted, list) else value == wanted
+
+
+def _in_words(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        short = key.rpartition(".")[2]
+        return short if value else f"no-{short}"
+    return str(value).replace(":", "").replace("/", "-")
