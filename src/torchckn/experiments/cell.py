@@ -3,7 +3,7 @@
 Cells that begin alike (the same network without labels, the same seed) share that beginning: it is computed once and kept in
 ``work/starts``. A cell that is interrupted goes on where it was. Read next: :mod:`torchckn.experiments.runner`.
 
-    python -m torchckn.experiments.cell FOLDER EXPERIMENT SCALE NAME SEEDS THREADS
+    python -m torchckn.experiments.cell FOLDER THREADS CELL
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from ..settings import Settings
 from ..storage import write_atomically
 from .gradient import gradient_errors
 from .slips import with_slip
-from .spec import Cell, experiment
+from .spec import Cell
 
 #: settings that do not change what a network is before its first step
 _LATER = {
@@ -237,8 +236,7 @@ def _short(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-@contextmanager
-def _not_outliving_parent() -> Iterator[None]:
+def _not_outliving_parent() -> None:
     """If the process that started this one is killed, this one ends as well: its work is kept, and can be taken up."""
     parent = os.getppid()
 
@@ -248,18 +246,16 @@ def _not_outliving_parent() -> Iterator[None]:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    yield
 
 
 def main(arguments: list[str]) -> int:
-    folder, name, scale, wanted, seeds, threads = arguments
+    folder, threads, described = arguments
     torch.set_num_threads(int(threads))
-    cells = {cell.name: cell for cell in experiment(name).cells(scale, int(seeds) or None)}  # type: ignore[arg-type]
+    _not_outliving_parent()
     try:
-        with _not_outliving_parent():
-            run_cell(cells[wanted], Path(folder), os.environ.get("TORCHCKN_DATA"))
+        run_cell(Cell(**json.loads(described)), Path(folder))
     except (CKNError, OSError) as error:
-        print(f"{wanted}: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 1
     return 0
 

@@ -10,20 +10,20 @@ from ..storage import write_atomically
 from .claims import judge
 from .figures import draw, grouped, say, say_method
 from .results import Result, Results, read_results
-from .spec import Experiment, ScaleName, experiments
+from .spec import Experiment, ScaleName
 
 
-def write_page(folder: Path, scale: ScaleName, page: Path) -> Path:
+def write_page(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> Path:
     """Write the page (Markdown), and its figures beside it in ``images/<name of the page>/``."""
     results = read_results(folder, scale)
     images = page.parent / "images" / page.stem
-    pictures = {name: draw(experiment, results, images) for name, experiment in experiments().items()}
+    pictures = {experiment.name: draw(experiment, results, images) for experiment in shown}
     links = {name: [str(path.relative_to(page.parent)) for path in paths] for name, paths in pictures.items()}
-    write_atomically(page, page_text(results, scale, links).encode())
+    write_atomically(page, page_text(results, scale, links, shown).encode())
     return page
 
 
-def page_text(results: Results, scale: ScaleName, pictures: dict[str, list[str]]) -> str:
+def page_text(results: Results, scale: ScaleName, pictures: dict[str, list[str]], shown: Sequence[Experiment]) -> str:
     """The page as Markdown."""
     parts = [
         f"# The paper's experiments, at the scale `{scale}`",
@@ -31,7 +31,8 @@ def page_text(results: Results, scale: ScaleName, pictures: dict[str, list[str]]
         "## Claims",
         claims_table(results),
     ]
-    for name, experiment in experiments().items():
+    for experiment in shown:
+        name = experiment.name
         found = results.of(name)
         parts += [f"## {experiment.title}", f"{experiment.about} Paper: {experiment.paper}."]
         parts += [f"![{experiment.title}]({link})" for link in pictures.get(name, [])]

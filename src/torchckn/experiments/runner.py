@@ -5,12 +5,13 @@ Read next: :mod:`torchckn.experiments.results`.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +35,6 @@ def run_cells(
     cells: Sequence[Cell],
     folder: Path,
     jobs: int = 1,
-    seeds: int | None = None,
     data_dir: Path | None = None,
     quiet: bool = False,
 ) -> Outcome:
@@ -49,7 +49,7 @@ def run_cells(
     console = Console(quiet=quiet)
     console.print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before")
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    outcome, running, began = Outcome(), _Running(folder, seeds, threads, data_dir), time.monotonic()
+    outcome, running, began = Outcome(), _Running(folder, threads, data_dir), time.monotonic()
     try:
         while left or running.processes:
             while left and len(running.processes) < jobs:
@@ -74,8 +74,8 @@ def run_cells(
 class _Running:
     """The processes that are running, each with one cell."""
 
-    def __init__(self, folder: Path, seeds: int | None, threads: int, data_dir: Path | None) -> None:
-        self.folder, self.seeds, self.threads = folder, seeds, threads
+    def __init__(self, folder: Path, threads: int, data_dir: Path | None) -> None:
+        self.folder, self.threads = folder, threads
         self.processes: dict[subprocess.Popen[bytes], Cell] = {}
         self._since: dict[subprocess.Popen[bytes], float] = {}
         self._environment = os.environ | {
@@ -86,18 +86,10 @@ class _Running:
     def start(self, cell: Cell) -> None:
         log = self._log(cell)
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "torchckn.experiments.cell",
-            str(self.folder),
-            cell.experiment,
-            cell.scale,
-            cell.name,
-        ]
+        command = [sys.executable, "-m", "torchckn.experiments.cell", str(self.folder), str(self.threads)]
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*command, str(self.seeds or 0), str(self.threads)],
+                [*command, json.dumps(asdict(cell))],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,

@@ -11,12 +11,13 @@ import itertools
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ConfigError, unknown_name
-from ..settings import Settings, settings_from
+from ..settings import Settings, read_settings, settings_from
 
 ScaleName = Literal["cpu", "paper"]
 Model = TypeVar("Model", bound=BaseModel)
@@ -136,9 +137,12 @@ def experiments() -> dict[str, Experiment]:
 
 
 def experiment(name: str) -> Experiment:
+    """One of them by its name, or one of your own: a TOML file made in the same way."""
+    if name.endswith(".toml"):
+        return _validated(Experiment, name, read_settings(Path(name)))
     known = experiments()
     if name not in known:
-        raise unknown_name("experiment", name, known)
+        raise unknown_name("experiment", name, known, "Or name a .toml file of your own.")
     return known[name]
 
 

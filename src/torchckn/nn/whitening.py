@@ -30,24 +30,40 @@ def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3) -> Ten
     """
     if images.ndim != 4 or not images.is_floating_point():
         raise DataError(f"whiten expects real images (N, C, H, W), came {tuple(images.shape)} of {images.dtype}")
-    _, channels, height, width = images.shape
+    height, width = images.shape[2:]
     rows, columns = patch_size = pair("patch_size", patch_size)
     # An even window has no middle: it reaches one pixel further up and to the left.
     around = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
-    patches = F.unfold(F.pad(images, around), patch_size)  # (N, C kh kw, H W)
-    by_channel = patches.unflatten(1, (channels, rows * columns))
-    patches = (by_channel - by_channel.mean(2, keepdim=True)).flatten(1, 2)
-    patches = patches - patches.mean(2, keepdim=True)
-    # float64, for the directions that the means took out differ from zero by rounding only
-    wide = patches.to(wide_dtype(images.device))
-    covariance = wide @ wide.mT / patches.shape[2]  # (N, s, s)
+    padded = F.pad(images, around)
+    # A few images at a time: patches are nine times as large as pixels, and should not leave the cache.
+    return torch.cat([_whiten(some, patch_size, eps).unflatten(2, (height, width)) for some in padded.split(_AT_A_TIME)])
+
+
+_AT_A_TIME = 16
+
+
+def _whiten(padded: Tensor, patch_size: Pair, eps: float) -> Tensor:
+    """The whitened patches (N, s, H W) of padded images.
+
+    Both means are linear maps of the patches, so they are taken out of the covariance and out of the root, which are small,
+    instead of the patches: with Q subtracting each channel's mean and m the mean patch, C = Q (E E^T / p - m m^T) Q, and the
+    whitened patches are (A Q) E - (A Q) m.
+    """
+    channels, area = padded.shape[1], patch_size[0] * patch_size[1]
+    patches = F.unfold(padded, patch_size)
+    # float64, for the directions that the means take out differ from zero by rounding only
+    wide = patches.to(wide_dtype(padded.device))
+    mean = wide.mean(2, keepdim=True)
+    block = torch.eye(area, dtype=wide.dtype, device=wide.device) - 1 / area
+    centre = torch.block_diag(*[block] * channels)
+    covariance = centre @ (wide @ wide.mT / wide.shape[2] - mean @ mean.mT) @ centre  # (N, s, s)
     check_finite(covariance)
-    rank = max(1, channels * (rows * columns - 1))
+    rank = max(1, channels * (area - 1))
     spread = covariance.diagonal(dim1=1, dim2=2).sum(1) / rank
-    ridge = (eps * spread).clamp(min=torch.finfo(images.dtype).tiny)
-    identity = torch.eye(patches.shape[1], dtype=wide.dtype, device=images.device)
-    root = inverse_sqrt(covariance + ridge[:, None, None] * identity, "eigh").to(images.dtype)
-    return (root @ patches).unflatten(2, (height, width))
+    ridge = (eps * spread).clamp(min=torch.finfo(padded.dtype).tiny)
+    identity = torch.eye(len(centre), dtype=wide.dtype, device=wide.device)
+    root = inverse_sqrt(covariance + ridge[:, None, None] * identity, "eigh") @ centre
+    return torch.baddbmm((-root @ mean).to(padded.dtype), root.to(padded.dtype), patches)
 
 
 class Whitening(nn.Module):

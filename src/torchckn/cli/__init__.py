@@ -1,0 +1,62 @@
+"""The ``torchckn`` command.
+
+Everything heavy is imported inside the commands: ``torchckn --help`` answers before torch would have been loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ..errors import CKNError, ConfigError
+from .data import data_app
+from .experiments import reproduce
+from .networks import bench, translate, zoo
+from .runs import runs_app
+from .trained import draw, evaluate, export, predict, report
+from .training import train
+
+app = typer.Typer(
+    name="torchckn",
+    help="Turn a ConvNet into the kernel network it approximates, train it, and look at what came out.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (zoo, translate, train, evaluate, predict, export, report, draw, reproduce, bench):
+    app.command()(command)
+app.add_typer(data_app, name="data")
+app.add_typer(runs_app, name="runs")
+
+
+def main() -> None:
+    """Run the command: status 0 if it did what it should, 1 if it failed, 2 if it was asked for something wrong."""
+    try:
+        app()
+    except CKNError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        Console(stderr=True).print(f"[red]error:[/red] {escape(what)}", soft_wrap=True, highlight=False)
+        sys.exit(1)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from .. import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass

@@ -1,0 +1,71 @@
+"""Data sets: list, fetch, verify, where they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .options import AsJSON, DataDir, Quiet, print_json, show
+
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, verify, where they are.")
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None, as_json: AsJSON = False) -> None:
+    """List the data sets that can be named, and whether they are here.
+
+    Example: [bold]torchckn data list[/bold]
+    """
+    from .. import data
+
+    rows: list[dict[str, Any]] = [{"name": name, "here": data.is_here(name, data_dir)} for name in data.names()]
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("name", "here")
+    for row in rows:
+        table.add_row(row["name"], "yes" if row["here"] else "no, fetched when it is needed")
+    Console().print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="A data set.")], data_dir: DataDir = None, quiet: Quiet = False
+) -> None:
+    """Fetch a data set now.
+
+    Example: [bold]torchckn data fetch mnist-mini[/bold]
+    """
+    from .. import data
+
+    found = data.load(name, data_dir, progress=not quiet)
+    test = 0 if found.test is None else len(found.test.images)
+    show(quiet, f"{found.name}: {len(found.train.images)} training and {test} test images, {len(found.classes)} classes")
+
+
+@data_app.command("verify")
+def data_verify(name: Annotated[str, typer.Argument(help="A data set.")], data_dir: DataDir = None) -> None:
+    """Check that a data set that is here has the content it should have.
+
+    Example: [bold]torchckn data verify mnist-mini[/bold]
+    """
+    from .. import data
+    from ..errors import DataError
+
+    if not data.verify(name, data_dir):
+        raise DataError(f"{name} does not have the content it should have; delete it from {data.data_folder(data_dir)}")
+    Console().print(f"{name} is what it should be")
+
+
+@data_app.command("where")
+def data_where(data_dir: DataDir = None) -> None:
+    """Print the folder that data sets are kept in.
+
+    Example: [bold]torchckn data where[/bold]
+    """
+    from ..data import data_folder
+
+    print(data_folder(data_dir))

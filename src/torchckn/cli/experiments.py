@@ -1,0 +1,80 @@
+"""The paper's experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import CKNError, ConfigError
+from .options import AsJSON, DataDir, Quiet, print_json, show
+
+if TYPE_CHECKING:
+    from ..experiments.spec import Experiment, ScaleName
+
+
+def reproduce(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="An experiment, or a .toml file of your own; without one, and without --all, they are listed."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
+    scale: Annotated[str, typer.Option(help="cpu: what two cores finish; paper: the whole protocol.")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each cell; the experiment's own by default.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, which share the cores.")] = 1,
+    draw: Annotated[bool, typer.Option("--draw", help="Run nothing; make the page from the results there are.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
+    page: Annotated[Path | None, typer.Option(help="The page to write; results.md in the folder by default.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJSON = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the experiments of the paper, and say claim by claim what came out. It can be interrupted, and goes on where it was.
+
+    Example: [bold]torchckn reproduce --draw[/bold]
+    """
+    from ..experiments.page import write_page
+    from ..experiments.runner import run_cells
+    from ..experiments.spec import SCALES, experiment, experiments
+
+    if scale not in SCALES:
+        raise ConfigError(f"--scale expects {' or '.join(SCALES)}, came {scale!r}")
+    if name is not None and everything:
+        raise ConfigError("name an experiment, or say --all, not both")
+    chosen = [experiment(name)] if name is not None else list(experiments().values())
+    if name is None and not everything and not draw:
+        _list(chosen, scale, seeds, output, as_json)
+        return
+    cells = [cell for one in chosen for cell in one.cells(scale, seeds)]
+    failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json).failed
+    shown = experiments() | {one.name: one for one in chosen}
+    written = write_page(output, scale, page or output / "results.md", list(shown.values()))
+    if as_json:
+        print_json({"page": str(written), "cells": len(cells), "failed": failed})
+    else:
+        show(quiet, f"wrote {written}")
+    if failed:
+        first = next(iter(failed))
+        raise CKNError(
+            f"{len(failed)} of {len(cells)} cells failed, the first is {first}: {failed[first]}; run the same again"
+        )
+
+
+def _list(chosen: list[Experiment], scale: ScaleName, seeds: int | None, output: Path, as_json: bool) -> None:
+    from ..experiments.cell import result_file
+
+    rows = []
+    for one in chosen:
+        cells = one.cells(scale, seeds)
+        done = sum(result_file(output, cell).exists() for cell in cells)
+        rows.append({"name": one.name, "title": one.title, "cells": len(cells), "done": done})
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("name", "what it is", "cells", "done", title=f"scale {scale}, results in {output}")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)

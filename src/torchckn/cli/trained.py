@@ -1,0 +1,155 @@
+"""What a trained network makes of images, and ways to look at it and to take it elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import ConfigError
+from .options import AsJSON, DataDir, Model, Runs, print_json, show
+
+if TYPE_CHECKING:
+    from ..building import Trained
+    from ..data import DataSet, Part
+
+
+def evaluate(
+    model: Model,
+    data: Annotated[str | None, typer.Option(help="Images with labels; the run's own by default.")] = None,
+    part: Annotated[str, typer.Option(help="test or train.")] = "test",
+    data_dir: DataDir = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Accuracy of a trained network, on the test images by default.
+
+    Example: [bold]torchckn evaluate runs/first[/bold]
+    """
+    from .. import runs
+    from ..building import load_trained
+    from ..fit import evaluate as measured
+
+    trained = load_trained(model)
+    whole, chosen = _part(trained, data, part, data_dir)
+    found = measured(trained.net, chosen)
+    if as_json:
+        print_json(
+            {"accuracy": found.accuracy, "loss": found.loss, "images": found.images, "data": whole.name, "part": part}
+        )
+    else:
+        Console().print(
+            f"{whole.name}, {part}: accuracy {100 * found.accuracy:.2f} %, loss {found.loss:.4f}, {found.images} images"
+        )
+    if model.is_dir() and part == "test" and data is None:
+        runs.add_to_result(model, {"test_accuracy": found.accuracy, "test_images": found.images})
+
+
+def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) -> tuple[DataSet, Part]:
+    from .. import data
+
+    if part not in ("test", "train"):
+        raise ConfigError(f"--part expects test or train, came {part!r}")
+    if name is None and trained.settings is None:
+        raise ConfigError("a model file does not say what it was trained on: name the images with --data")
+    whole = data.load(name or trained.settings.data, data_dir)  # type: ignore[union-attr]
+    chosen = whole.test if part == "test" else whole.train
+    if chosen is None:
+        raise ConfigError(f"{whole.name} has no test part; use --part train, or name other images with --data")
+    return whole, chosen
+
+
+def predict(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 3,
+    resize: Annotated[bool, typer.Option("--resize", help="Resize images that are not of the network's size.")] = False,
+    as_json: AsJSON = False,
+) -> None:
+    """Labels and probabilities for image files.
+
+    Example: [bold]torchckn predict runs/first digit.png[/bold]
+    """
+    import torch
+
+    from ..building import input_shape, load_trained
+    from ..data.own import read_for
+    from ..data.preprocessing import unit_pixels
+
+    trained = load_trained(model)
+    pixels = torch.stack([read_for(file, input_shape(trained.net), resize) for file in images])
+    with torch.inference_mode():
+        probabilities = torch.softmax(trained.net.eval()(unit_pixels(pixels, trained.net.head.weight)), 1)
+    rows: list[dict[str, Any]] = []
+    for file, row in zip(images, probabilities, strict=True):
+        best = row.topk(min(top, len(row)))
+        classes = [trained.classes[int(i)] for i in best.indices]
+        rows.append(
+            {"file": str(file), "label": classes[0], "probabilities": dict(zip(classes, best.values.tolist(), strict=True))}
+        )
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("file", "label", "probabilities")
+    for found in rows:
+        shown = ", ".join(f"{name} {100 * value:.1f} %" for name, value in found["probabilities"].items())
+        table.add_row(found["file"], found["label"], shown)
+    Console().print(table)
+
+
+def export(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A file .onnx, or .pt2 for torch.export.")],
+    uint8: Annotated[bool, typer.Option("--uint8", help="Take pixels from 0 to 255 instead of 0 to 1.")] = False,
+) -> None:
+    """Write a trained network as a plain graph, from pixels to probabilities: ONNX or torch.export.
+
+    Example: [bold]torchckn export runs/first -o first.onnx[/bold]
+    """
+    from .. import export as exporting
+    from ..building import load_trained
+    from ..convnet import ScaledConvNet
+    from ..nn.network import CKN
+
+    trained = load_trained(model)
+    if output.suffix not in (".onnx", ".pt2"):
+        raise ConfigError(f"--output expects a file ending in .onnx or .pt2, came {output}")
+    assert isinstance(trained.net, (CKN, ScaledConvNet))
+    write = exporting.to_onnx if output.suffix == ".onnx" else exporting.to_torch
+    write(trained.net, output, uint8_input=uint8)
+    show(False, f"wrote {output}")
+
+
+def report(
+    runs: Runs,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    data_dir: DataDir = None,
+) -> None:
+    """Make one page of one or more runs, which opens without a server or a network.
+
+    Example: [bold]torchckn report runs/first -o report.html[/bold]
+    """
+    from .. import data
+    from .. import report as reporting
+    from ..runs import read_config
+
+    settings = read_config(runs[0]).get("settings")
+    images = data.load(settings["data"], data_dir) if settings else None
+    show(False, f"wrote {reporting.write(runs, output, data=images)}")
+
+
+def draw(
+    runs: Annotated[list[Path], typer.Argument(help="A run, and another one to compare with, such as its ConvNet's.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 8000,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw with the mouse and see what networks make of it, live, on a page that only this machine can reach.
+
+    Example: [bold]torchckn draw runs/first[/bold]
+    """
+    from ..draw import serve
+
+    serve(runs, port, open_browser=open_browser, data_dir=data_dir)
