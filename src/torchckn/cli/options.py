@@ -55,20 +55,25 @@ def settings_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
 def _option(name: str) -> inspect.Parameter:
     field = Settings.model_fields[name]
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
-    if name == "options":
-        option, kind = typer.Option("--option", help=f"{field.description} May be repeated."), list[str] | None
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+    panel = next((title for title, names in _PANELS.items() if name in names), "Training")
     flag = "--" + name.replace("_", "-")
     default = "" if field.default is None or field.default is False else f" [dim]\\[default: {field.default}][/dim]"
     literals = [value for kind in (field.annotation, *kinds) for value in get_args(kind) if isinstance(value, str)]
     text = f"{field.description}{f' One of {chr(44).join(literals)}.' if literals else ''}{default}"
-    if field.annotation is bool:
-        option = typer.Option(f"{flag}/--no-{flag[2:]}", help=text, show_default=False)
-        annotation: Any = Annotated[bool | None, option]
-    else:
-        plain = int if int in kinds else float if kinds == [float] else str
-        annotation = Annotated[plain | None, typer.Option(flag, help=text, show_default=False)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    kind: Any = int if int in kinds else float if kinds == [float] else str
+    if name == "options":
+        flag, text, kind = "--option", f"{field.description} May be repeated.", list[str]
+    elif field.annotation is bool:
+        flag, kind = f"{flag}/--no-{flag[2:]}", bool
+    option = Annotated[kind | None, typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+
+
+#: under which heading of the help a setting stands; the others are about training
+_PANELS = {
+    "Network": {"filters", "options", "kind", "kernel", "linear_kernel", "inverse_sqrt", "init_std"},
+    "Images": {"data", "validation", "whiten"},
+}
 
 
 def _said(given: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TITLES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C", "ckn": "CKN", "convnet": "ConvNet"}
-DATA = {"lenet1": "MNIST", "lenet5": "MNIST", "allcnn": "CIFAR-10"}
+DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 LINES = {"ulr": "ULR", "sgo": "SGO", "sgd": "SGD", "eigh": "closed form", "newton": "Newton, 20 iterations", "svd": "SVD"}
 
 
@@ -73,12 +73,17 @@ def _curves(experiment: Experiment, found: list[Result], folder: Path) -> list[P
         for axes, (values, inside) in zip(grid, panels.items(), strict=True):
             for colour, (line, results) in zip(COLOURS, grouped(inside, how.lines).items(), strict=False):
                 _spread(axes, _over(results, name), colour, _in_words(how.lines, line))
-            axes.set_title(f"{_in_words(how.panels, values)}, {DATA[values[0]]}", fontsize=9)
+            axes.set_title(f"{_in_words(how.panels, values)}, {_data(inside)}", fontsize=9)
             axes.set_xlabel(label)
             axes.set_ylabel("validation accuracy (%)")
             axes.legend(frameon=False, fontsize=8, loc="lower right")
         written.append(save_figure(figure, folder / f"{experiment.name}-{name}.png"))
     return written
+
+
+def _data(results: Sequence[Result]) -> str:
+    name = results[0].settings["data"]
+    return DATA.get(name, name)
 
 
 def _over(results: list[Result], name: str) -> list[tuple[float, list[float]]]:
@@ -107,7 +112,7 @@ def _over_filters(experiment: Experiment, found: list[Result], folder: Path) -> 
         axes.set_xscale("log", base=2)
         ticks = sorted({result["filters"] for result in inside})
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.set_title(f"{TITLES[values[0]]} on {DATA[values[0]]}", fontsize=9)
+        axes.set_title(f"{_in_words(how.panels, values)} on {_data(inside)}", fontsize=9)
         axes.set_xlabel("filters a layer")
         axes.set_ylabel("test accuracy (%)")
         axes.legend(frameon=False, fontsize=7, loc="lower right")
@@ -116,13 +121,17 @@ def _over_filters(experiment: Experiment, found: list[Result], folder: Path) -> 
 
 def _line_of_networks(names: Sequence[str], line: tuple[Any, ...], experiment: str) -> str:
     values = dict(zip(names, line, strict=True))
+    if "kind" not in values:
+        return _in_words(names[1:], line[1:])
     name = TITLES[values["kind"]]
     if values["kind"] == "ckn":
         return f"{name}, filters without labels" if values["experiment"] == "unsupervised" else name
     if experiment == "unsupervised":
         return name
     extra = [
-        text for text, shown in (("biases", values["options.bias"]), ("equal time", values["budget"] == "time")) if shown
+        text
+        for text, shown in (("biases", values.get("options.bias")), ("equal time", values.get("budget") == "time"))
+        if shown
     ]
     return ", ".join([name, *extra])
 
