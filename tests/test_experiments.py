@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +18,19 @@ import torch
 
 import torchckn
 from torchckn import ConfigError, DataError, data, zoo
+from torchckn.experiments import cell as cells
 from torchckn.experiments import claims, figures, page
-from torchckn.experiments.cell import result_file, run_cell
 from torchckn.experiments.gradient import gradient_errors
-from torchckn.experiments.results import Result, Results, read_results
-from torchckn.experiments.runner import run_cells
-from torchckn.experiments.slips import with_slip
+from torchckn.experiments.results import Result, Results, is_finished, read_results, result_file
+from torchckn.experiments.runner import _Process, _Running, run_cells
 from torchckn.experiments.spec import SCALES, Cell, experiment, experiments
+from torchckn.experiments.variants import with_newton_iterations, with_slip
 from torchckn.fit import ulr
+from torchckn.fit.methods import SGO, MethodOptions
 from torchckn.kernels import RBFSphere
+from torchckn.nn.functional import filter_gram
+from torchckn.nn.invsqrt import newton
 from torchckn.nn.whitening import whiten
-from torchckn.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -70,6 +74,11 @@ def cell(experiment: str = "one", measure: str = "train", **given: Any) -> Cell:
     return Cell(experiment, "cpu", measure, {"network": "lenet1", "filters": 4}, common | given, 0)
 
 
+def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+    cells.run_cell(cell, folder)
+    return json.loads(result_file(folder, cell).read_text())
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_cell_of_every_experiment_can_be_built(scale: Any) -> None:
     names = []
@@ -88,7 +97,7 @@ def test_every_cell_of_every_experiment_can_be_built(scale: Any) -> None:
 def test_the_small_scale_is_the_large_one_with_fewer_filters_steps_and_seeds() -> None:
     for one in experiments().values():
         small, large = one.cells("cpu"), one.cells("paper")
-        assert len(small) < len(large) or one.name in ("connections",)
+        assert max(c.variables.get("filters", 0) for c in small) <= max(c.variables.get("filters", 0) for c in large)
         assert max(c.settings.steps for c in small) < max(c.settings.steps for c in large) or one.measure != "train"
         assert max(c.seed for c in small) <= max(c.seed for c in large)
 
@@ -100,18 +109,18 @@ def test_the_paper_s_protocol_is_in_its_preset() -> None:
     assert [table["allcnn", f].batch_size for f in (8, 16, 32, 64, 128)] == [2048, 2048, 1024, 512, 256]
     one = table["lenet1", 128]
     assert (one.tau, one.hessian, one.linear_kernel, one.lr, one.steps) == (2**-5, "diag", "linear", "search", 10_000)
-    assert (table["allcnn", 8].tau, table["allcnn", 8].rollback, table["allcnn", 8].momentum) == (2**-4, True, 0)
+    assert (table["allcnn", 8].tau, table["allcnn", 8].momentum) == (2**-4, 0)
     convnet = next(c.settings for c in cells if c.variables["kind"] == "convnet")
     assert (convnet.momentum, convnet.options["bias"]) == (0.9, False)
 
 
-def test_the_released_runs_are_a_preset_with_their_stages() -> None:
-    one = experiment("ckn-convnet")
-    released = one.model_copy(update={"scale": {"paper": one.scale["paper"].model_copy(update={"preset": "released"})}})
-    cells = released.cells("paper")
-    ckn = next(c.settings for c in cells if c.variables["kind"] == "ckn" and c.name.split("/")[1].startswith("lenet5-32"))
-    assert ckn.lr == [2**-5, 2**-6, 2**-5, 2**-5, 2**-5]
-    assert (ckn.tau, ckn.batch_size, ckn.linear_kernel) == (2**-7, 4096, "rbf:0.6")
+def test_the_released_runs_have_their_stages() -> None:
+    found = {c.settings.network: c.settings for c in experiment("released").cells("paper") if c.variables["kind"] == "ckn"}
+    lenet, allcnn = found["lenet5"], found["allcnn"]
+    assert lenet.lr == [2**-5, 2**-6, 2**-5, 2**-5, 2**-5]
+    assert (lenet.tau, lenet.batch_size, lenet.linear_kernel) == (2**-7, 4096, "rbf:0.6")
+    assert allcnn.lr == [2**-6, 2**-9, 2**-10, 2**-9, 2**-9]
+    assert (allcnn.tau, allcnn.batch_size, allcnn.whiten) == (2**-5, 1024, True)
 
 
 def test_later_rules_overrule_earlier_ones_and_cells_can_be_left_out(spec: Path) -> None:
@@ -134,9 +143,27 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
     spec.write_text(SPEC.replace("seeds = 2", "sedes = 2"))
     with pytest.raises(ConfigError, match="scale.cpu.sedes"):
         experiment(str(spec))
-    spec.write_text(SPEC.replace("steps = 30", "stepps = 30, steps = 0"))
+    spec.write_text(SPEC.replace("steps = 30", "steps = 0"))
     with pytest.raises(ConfigError, match="steps = 0"):
         _ = experiment(str(spec)).cells("cpu")[0].settings
+    spec.write_text(SPEC.replace("steps = 30", "stepps = 30"))
+    with pytest.raises(ConfigError, match="unknown setting of small 'stepps'.*'steps'"):
+        experiment(str(spec)).cells("cpu")
+    spec.write_text(SPEC.replace("filters = [4]", "filtres = [4]"))
+    with pytest.raises(ConfigError, match="unknown setting of small 'filtres'.*'filters'"):
+        _ = experiment(str(spec)).cells("cpu")[0].settings
+    spec.write_text(SPEC.replace("filters = [4]", "filters = [4, 4]"))
+    with pytest.raises(ConfigError, match="two cells of the name small/lenet1-4-ckn-seed0"):
+        experiment(str(spec)).cells("cpu")
+    spec.write_text(SPEC.partition("[scale.paper]")[0])
+    with pytest.raises(ConfigError, match="small has no scale 'paper'; it has cpu"):
+        experiment(str(spec)).cells("paper")
+    spec.write_text(SPEC.replace('"small"', '"ulr-sgo"'))
+    with pytest.raises(ConfigError, match="choose another"):
+        experiment(str(spec))
+    spec.write_text(SPEC.replace('"small"', '"a/b"'))
+    with pytest.raises(ConfigError, match="small.toml: name"):
+        experiment(str(spec))
     with pytest.raises(ConfigError, match="unknown experiment 'ulr-sdg'.*'ulr-sgo'"):
         experiment("ulr-sdg")
 
@@ -149,26 +176,68 @@ def test_a_cell_leaves_one_file_with_all_that_is_known_of_it(tmp_path: Path) -> 
     assert 0.1 < found["measured"]["test_accuracy"] <= 1
     assert found["measured"]["start_valid_accuracy"] > 0.5
     assert {"versions", "processor", "git"} <= found["environment"].keys()
-    assert not (tmp_path / "work" / "cpu" / "one").exists() or not any((tmp_path / "work" / "cpu" / "one").iterdir())
+    assert not any(p.is_dir() for p in (tmp_path / "work" / "cpu" / "one").iterdir()), "what it worked with is gone"
     stamp = result_file(tmp_path, cell()).stat().st_mtime_ns
     assert run_cell(cell(), tmp_path) == found
     assert result_file(tmp_path, cell()).stat().st_mtime_ns == stamp, "what is done is not done again"
 
 
+def test_what_is_done_is_done_again_when_its_experiment_has_changed(tmp_path: Path) -> None:
+    run_cell(cell(), tmp_path)
+    assert is_finished(tmp_path, cell())
+    assert is_finished(tmp_path, cell(checkpoint_every=7)), "that changes nothing"
+    changed = cell(steps=2)
+    assert not is_finished(tmp_path, changed)
+    assert run_cell(changed, tmp_path)["history"][-1]["step"] == 2
+
+
 def test_cells_share_their_beginning_and_equal_cells_their_result(tmp_path: Path) -> None:
     first = run_cell(cell(), tmp_path)
-    run_cell(cell(method="sgo", lr="search"), tmp_path / "x")
-    other = run_cell(cell("two", steps=2), tmp_path)
+    other = run_cell(cell("sgo", method="sgo", lr="search"), tmp_path)
     assert len(list((tmp_path / "work" / "starts").glob("*.safetensors"))) == 1
     assert other["measured"]["start_valid_accuracy"] == first["measured"]["start_valid_accuracy"]
-    same = run_cell(cell("three"), tmp_path)
-    assert (same["experiment"], same["measured"], same["seconds"]) == ("three", first["measured"], first["seconds"])
+    assert "copied_from" not in other
+    same = cell("three", method="ulr")  # as it is by default
+    found = run_cell(same, tmp_path)
+    assert (found["experiment"], found["measured"], found["seconds"]) == ("three", first["measured"], first["seconds"])
+    assert found["copied_from"] == "one: lenet1-4"
+    assert is_finished(tmp_path, same)
+
+
+def test_two_processes_do_not_do_the_same_cell_twice(tmp_path: Path) -> None:
+    def work() -> None:
+        cells.run_cell(cell(), tmp_path)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    calls: list[int] = []
+    original = cells._MEASURES["train"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cells._MEASURES, "train", lambda bench: calls.append(1) or original(bench))  # type: ignore[func-returns-value]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert calls == [1]
+    assert is_finished(tmp_path, cell())
+
+
+def test_processes_do_not_wait_for_a_beginning_that_another_one_computes(tmp_path: Path) -> None:
+    alike, other = cell("alike", method="sgo"), cell("other", kernel="rbf:0.7")
+    running = _Running(tmp_path, 1, None)
+    assert running.next_of([alike, other]) == 0
+    running.processes = [_Process(cell(), None, 0.0, tmp_path, 0)]  # type: ignore[arg-type]
+    assert running.next_of([alike, other]) == 1
+    assert running.next_of([alike]) == 0
+    cells.start_file(tmp_path, alike).parent.mkdir(parents=True)
+    cells.start_file(tmp_path, alike).touch()
+    assert running.next_of([alike, other]) == 0
 
 
 def test_the_step_size_with_the_best_trial_is_taken(tmp_path: Path) -> None:
     found = run_cell(cell(lr=None, lrs=[1e-9, 0.02], trial_steps=5, steps=5), tmp_path)["measured"]
     assert found["trials"].keys() == {"falling:1e-09", "falling:0.02"}
-    assert found["lr"] == max(found["trials"], key=lambda lr: found["trials"][lr]) == "falling:0.02"
+    assert found["lr"] == max(found["trials"], key=lambda lr: found["trials"][lr])
+    assert len(set(found["trials"].values())) == 2, "there was something to choose"
 
 
 def test_networks_without_labels_are_measured(tmp_path: Path) -> None:
@@ -209,35 +278,68 @@ def test_slips_are_made_only_where_asked_for() -> None:
         pass
 
 
-def test_sgo_without_its_penalty_descends_on_the_loss_alone(tmp_path: Path) -> None:
+def test_sgo_without_its_penalty_descends_on_the_loss_alone() -> None:
+    net = torchckn.translate(zoo.build("lenet1", filters=4), (1, 28, 28), RBFSphere(0.6))
+    images, labels = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
     found = {}
     for slip in ("none", "sgo-without-penalty"):
-        given = {"method": "sgo", "lam": 1.0, "steps": 2, "final_head": False, "slip": slip}
-        found[slip] = run_cell(cell(slip, **given), tmp_path)["history"][-1]["loss"]
-    assert found["sgo-without-penalty"] < found["none"]
+        with with_slip(slip):
+            method = SGO(net, MethodOptions(lam=2.0))
+            method._descend(images, labels)
+        assert net.head.weight.grad is not None
+        found[slip] = net.head.weight.grad.clone()
+        net.zero_grad()
+    torch.testing.assert_close(found["none"] - found["sgo-without-penalty"], 2 * 2.0 * net.head.weight.detach())
+
+
+def test_layers_make_as_many_newton_iterations_as_asked_for() -> None:
+    layer = torchckn.nn.KernelLinear(6, 5, kernel=RBFSphere(0.6), inverse_sqrt="newton").train()
+    gram = filter_gram(layer.filter_matrix(), layer.kernel, layer.eps)
+    for count in (2, 20):
+        with with_newton_iterations(count):
+            torch.testing.assert_close(layer.projection(), newton(gram, iters=count).root)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The complete lines of a history."""
+    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
 
 
 def test_the_runner_survives_a_kill_and_gives_what_it_would_have_given(spec: Path, tmp_path: Path) -> None:
     (first, *_) = experiment(str(spec)).cells("cpu")
-    run_cells([first], tmp_path / "undisturbed", quiet=True)
+    run_cells([first], tmp_path / "undisturbed", jobs=2, quiet=True)
     undisturbed = json.loads(result_file(tmp_path / "undisturbed", first).read_text())
-    command = [sys.executable, "-c", "from torchckn.cli import main; main()", "reproduce", str(spec), "--seeds", "1", "-o"]
+    command = [
+        sys.executable,
+        "-c",
+        "from torchckn.cli import main; main()",
+        "reproduce",
+        str(spec),
+        "--seeds",
+        "1",
+        "--jobs",
+        "2",
+        "-o",
+    ]
     output = tmp_path / "experiments"
     process = subprocess.Popen([*command, str(output)], stdout=subprocess.DEVNULL)
-    metrics = output / "work" / "cpu" / first.name / "run" / "metrics.jsonl"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < 8:
+    while not (files := list(output.glob(f"work/cpu/{first.name}-*/run/metrics.jsonl"))) or len(read(files[0])) < 8:
         assert process.poll() is None
         time.sleep(0.02)
+    (metrics,) = files
     process.send_signal(signal.SIGKILL)
     process.wait()
     time.sleep(2.5)  # what it had started ends as well
     length = metrics.stat().st_size
     time.sleep(1)
     assert metrics.stat().st_size == length, "a cell outlived the command that ran it"
+    before = {record["step"]: record["seconds"] for record in read(metrics)}
     done = subprocess.run([*command, str(output)], capture_output=True, text=True, check=True)
-    assert "2 cells, 0 of them done before" in done.stdout
-    assert "that was the last" in done.stdout
+    assert re.search("2 cells, [01] of them done before; [12] left", done.stdout)
+    assert "nothing is left" in done.stdout
     resumed = json.loads(result_file(output, first).read_text())
+    early = resumed["history"][1]
+    assert early["seconds"] == pytest.approx(before[early["step"]], rel=1e-3), "it began anew"
     assert resumed["measured"]["test_accuracy"] == undisturbed["measured"]["test_accuracy"]
     assert [r["loss"] for r in resumed["history"][1:]] == [r["loss"] for r in undisturbed["history"][1:]]
     written = (output / "results.md").read_text()
@@ -249,10 +351,11 @@ def test_the_runner_survives_a_kill_and_gives_what_it_would_have_given(spec: Pat
 
 def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     bad = replace(cell(), given={"data": str(tmp_path / "nothing.npz")}, experiment="bad")
-    outcome = run_cells([bad, cell()], tmp_path / "out", quiet=True)
+    outcome = run_cells([bad, cell()], tmp_path / "out", jobs=2, quiet=True)
     assert [c.name for c in outcome.done] == [cell().name]
     (message,) = outcome.failed.values()
     assert "nothing.npz" in message
+    assert "its log is" in message
     with pytest.raises(ConfigError, match="jobs"):
         run_cells([], tmp_path, jobs=0)
 
@@ -260,7 +363,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
 def result(experiment: str, seed: int = 0, history: list[dict[str, Any]] | None = None, **values: Any) -> Result:
     measured = {k: values.pop(k) for k in list(values) if k in ("test_accuracy", "valid_accuracy", "errors")}
     variables = {key.replace("__", "."): value for key, value in values.items()}
-    return Result(experiment, variables, seed, measured, history or [], {}, 1.0, {})
+    return Result(experiment, "train", variables, seed, measured, history or [], {"steps": 100}, {}, 1.0, {})
 
 
 def verdicts(*found: Result) -> dict[str, claims.Judged]:
@@ -280,12 +383,14 @@ def test_claims_are_judged_by_the_numbers() -> None:
             result("ckn-convnet", kind="convnet", test_accuracy=convnet, **common),
         ]
 
-    claim = "LeNet-5: the CKN's accuracy is from 0.1 % below to 1 % above the ConvNet's"
-    for ckn, convnet, verdict in ((0.99, 0.985, "holds"), (0.985, 0.99, "does not hold")):
+    claim = "LeNet-5: the CKN is at most 0.1 % below the ConvNet (and at most 1 % above)"
+    for ckn, convnet, verdict in ((0.99, 0.985, "holds"), (0.985, 0.99, "does not hold"), (0.990, 0.991, "holds")):
         judged = verdicts(*networks(ckn, convnet))[claim]
         assert judged.verdict == verdict
         assert f"{100 * (ckn - convnet):+.2f} %" in judged.measured
         assert judged.runs == 2
+    assert verdicts(networks(0.99, 0.98)[0])[claim].verdict == "not run at this scale", "half of it is not enough"
+    assert verdicts(networks(0.99, 0.98)[0], replace(networks(0.99, 0.98)[1], seed=1))[claim].runs == 0, "other images"
     assert verdicts(*networks(0.99, 0.96))["LeNet-5: CKN and ConvNet are both above 97 %"].verdict == "holds in part"
 
 
@@ -301,6 +406,33 @@ def test_methods_are_compared_at_the_last_moment_that_both_have_reached() -> Non
     assert judged.measured == "after 2 steps +8.0 %, after the same time -20.0 %"
 
 
+def test_further_claims_are_judged() -> None:
+    def of(network: str, kind: str, accuracy: float, seconds: float, **others: Any) -> Result:
+        history = [{"step": 1, "seconds": seconds, "valid_accuracy": 0.5}]
+        return result(
+            "ckn-convnet", network=network, kind=kind, filters=8, test_accuracy=accuracy, history=history, **others
+        )
+
+    for difference, verdict in ((0.05, "holds"), (0.01, "does not hold"), (-0.1, "does not hold")):
+        common = {"options__bias": True, "budget": "time"}
+        found = verdicts(of("allcnn", "ckn", 0.5 + difference, 10.0), of("allcnn", "convnet", 0.5, 12.0, **common))
+        judged = found["All-CNN-C: the CKN is 3 to 16 % above the ConvNet (ConvNet with biases, as much time)"]
+        assert judged.verdict == verdict
+        assert "took 1.2 times" in judged.measured
+    for accuracy, verdict in ((0.5, "holds"), (0.9, "does not hold")):
+        without = result("unsupervised", network="allcnn", filters=8, kind="ckn", test_accuracy=accuracy)
+        found = verdicts(without, of("allcnn", "ckn", 1.0, 1.0))
+        assert found["All-CNN-C: without labels the CKN has 44 to 59 % of its accuracy with labels"].verdict == verdict
+    for incomplete, complete, verdict in ((0.9854, 0.985, "holds"), (0.98, 0.97, "does not hold")):
+        pair = {"incomplete": incomplete, "complete": complete}
+        runs = [result("connections", network="lenet1", options__connections=k, test_accuracy=v) for k, v in pair.items()]
+        judged = [j.verdict for c, j in verdicts(*runs).items() if c.startswith("LeNet-1 ConvNet")]
+        assert judged == [verdict, verdict]
+    for accuracy, verdict in ((0.988, "holds"), (0.97, "does not hold")):
+        run = result("released", network="lenet5", kind="ckn", filters=32, test_accuracy=accuracy)
+        assert next(j for c, j in verdicts(run).items() if c.startswith("Released run, LeNet-5")).verdict == verdict
+
+
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     file = tmp_path / "results" / "cpu" / "one" / "x.json"
     file.parent.mkdir(parents=True)
@@ -310,21 +442,10 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 
 
 def test_the_page_in_the_docs_is_made_from_the_results_in_the_repository() -> None:
-    shown = list(experiments().values())
-    results = read_results(ROOT / "experiments", "cpu")
-    text = (ROOT / "docs" / "results.md").read_text()
-    pictures = {
-        one.name: [
-            f"images/results/{f.name}" for f in sorted((ROOT / "docs/images/results").glob(f"{one.name}*.png"), reverse=True)
-        ]
-        for one in shown
-    }
-    for kind in pictures.values():
-        kind.sort(key=lambda name: "seconds" in name)
-        for link in kind:
-            assert f"]({link})" in text
-    assert page.page_text(results, "cpu", pictures, shown) == text
-    assert not [one.name for one in shown if results.of(one.name) and one.figure.kind != "table" and not pictures[one.name]]
+    docs = ROOT / "docs" / "results.md"
+    assert page.page_text(ROOT / "experiments", "cpu", docs, list(experiments().values())) == docs.read_text()
+    for link in re.findall(r"\]\((images/.*?)\)", docs.read_text()):
+        assert (docs.parent / link).exists(), link
 
 
 def test_committed_results_are_of_cells_that_exist() -> None:
@@ -332,8 +453,7 @@ def test_committed_results_are_of_cells_that_exist() -> None:
     for file in (ROOT / "experiments" / "results" / "cpu").glob("*/*.json"):
         name = f"{file.parent.name}/{file.stem}"
         assert name in known, name
-        content = json.loads(file.read_text())
-        assert Settings(**content["settings"]) == known[name].settings, name
+        assert is_finished(ROOT / "experiments", known[name]), name
 
 
 def test_values_are_said_in_words() -> None:

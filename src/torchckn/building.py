@@ -18,6 +18,7 @@ from torch import nn
 from . import data, kernels, runs, zoo
 from .convnet import ScaledConvNet
 from .errors import ConfigError, DataError, NotFittedError
+from .fit import train
 from .nn.network import CKN, Classifier
 from .settings import Settings, settings_from
 from .storage import load
@@ -173,6 +174,12 @@ def input_shape(net: Classifier) -> tuple[int, int, int]:
         return net.graph.input_shape
     assert isinstance(net, ScaledConvNet)
     return net.input_shape
+
+
+def training_arguments(settings: Settings) -> dict[str, Any]:
+    """What :func:`torchckn.train` is to be called with, besides network, images and generator."""
+    known = {*Settings.model_fields} & {*inspect.signature(train).parameters}
+    return settings.model_dump(include=known) | {"method": settings.training_method}
 
 
 def run_description(settings: Settings, images: Images) -> dict[str, Any]:

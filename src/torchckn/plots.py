@@ -22,12 +22,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 History = Sequence[Mapping[str, Any]]
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float, dpi: int = 120) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("pictures need matplotlib: pip install 'torchckn[plot]'") from None
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+    return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:

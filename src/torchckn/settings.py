@@ -54,6 +54,10 @@ class Settings(BaseModel):
     checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints.")
     seed: int = Field(0, ge=0, description="Decides everything that is random.")
 
+    @property
+    def training_method(self) -> Literal["ulr", "sgo", "sgo-ball", "sgd"]:
+        return self.method or ("ulr" if self.kind == "ckn" else "sgd")
+
 
 def settings_from(values: dict[str, Any], source: str) -> Settings:
     """Settings from plain values, or an error that names the key, what was expected, and the nearest known name."""
@@ -63,12 +67,12 @@ def settings_from(values: dict[str, Any], source: str) -> Settings:
         raise ConfigError(f"{source}: {_explain(error)}") from None
 
 
-def read_settings(file: Path) -> dict[str, Any]:
-    """The plain values of a TOML file."""
+def read_settings(file: Path, what: str = "--config") -> dict[str, Any]:
+    """The plain values of a TOML file; ``what`` expects it, as an error would say."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist; --config expects a TOML file") from None
+        raise ConfigError(f"{file} does not exist; {what} expects a TOML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text; save it as UTF-8") from None
     except OSError as error:

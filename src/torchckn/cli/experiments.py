@@ -34,11 +34,12 @@ def reproduce(
 ) -> None:
     """Run the experiments of the paper, and say claim by claim what came out. It can be interrupted, and goes on where it was.
 
-    Example: [bold]torchckn reproduce --draw[/bold]
+    Example: [bold]torchckn reproduce connections --seeds 1 --jobs 2[/bold]
     """
     from ..experiments.page import write_page
     from ..experiments.runner import run_cells
     from ..experiments.spec import SCALES, experiment, experiments
+    from ..plots import new_figure
 
     if scale not in SCALES:
         raise ConfigError(f"--scale expects {' or '.join(SCALES)}, came {scale!r}")
@@ -49,6 +50,13 @@ def reproduce(
         _list(chosen, scale, seeds, output, as_json)
         return
     cells = [cell for one in chosen for cell in one.cells(scale, seeds)]
+    for cell in cells:
+        _ = cell.settings  # what is wrong with a spec is told before anything is run
+    if draw and not (output / "results" / scale).is_dir():
+        raise ConfigError(
+            f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
+        )
+    new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
     failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json).failed
     shown = experiments() | {one.name: one for one in chosen}
     written = write_page(output, scale, page or output / "results.md", list(shown.values()))
@@ -64,12 +72,12 @@ def reproduce(
 
 
 def _list(chosen: list[Experiment], scale: ScaleName, seeds: int | None, output: Path, as_json: bool) -> None:
-    from ..experiments.cell import result_file
+    from ..experiments.results import is_finished
 
     rows = []
     for one in chosen:
         cells = one.cells(scale, seeds)
-        done = sum(result_file(output, cell).exists() for cell in cells)
+        done = sum(is_finished(output, cell) for cell in cells)
         rows.append({"name": one.name, "title": one.title, "cells": len(cells), "done": done})
     if as_json:
         print_json(rows)

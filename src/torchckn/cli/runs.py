@@ -39,7 +39,7 @@ def runs_list(
 
 
 @runs_app.command("show")
-def runsshow(run: Annotated[Path, typer.Argument(help="The folder of a run.")], as_json: AsJSON = False) -> None:
+def runs_show(run: Annotated[Path, typer.Argument(help="The folder of a run.")], as_json: AsJSON = False) -> None:
     """Show what is known of a run.
 
     Example: [bold]torchckn runs show runs/first[/bold]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ def train(
     import torch
 
     from .. import runs
-    from ..building import build_network, load_images, run_description
+    from ..building import build_network, load_images, run_description, training_arguments
     from ..fit import train as fit
 
     if resume is not None:
@@ -63,23 +62,18 @@ def train(
     generator = torch.Generator().manual_seed(settings.seed)
     net = build_network(settings, images, generator)
     show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train.images)} training images -> {folder}")
-    arguments = settings.model_dump(
-        include={*Settings.model_fields} & {*inspect.signature(fit).parameters} - {"method", "seed"}
-    )
-    convnet = settings.kind == "convnet"
     with _tensorboard(folder if tensorboard else None) as log, _stoppable(folder):
         result = fit(
             net,
             images.train,
             images.valid,
-            method=settings.method or ("sgd" if convnet else "ulr"),
             generator=generator,
             run_dir=folder,
             resume=resume is not None,
             progress=False if quiet or as_json else None,
             on_step=log,
             description=run_description(settings, images),
-            **arguments,
+            **training_arguments(settings),
         )
     accuracy = None if result.head is None else result.head.accuracy
     if as_json:
@@ -99,7 +93,7 @@ _ONLY_FOR = {
 
 def _refuse_unused(settings: Settings, given: dict[str, Any]) -> None:
     """An error for an option that would be ignored."""
-    method = settings.method or ("ulr" if settings.kind == "ckn" else "sgd")
+    method = settings.training_method
     for owner, names in _ONLY_FOR.items():
         unused = sorted(names & given.keys())
         if unused and owner not in (settings.kind, method):

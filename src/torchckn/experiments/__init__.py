@@ -10,5 +10,5 @@
 :mod:`.page`              one page of all this
 ========================  =====================================================================================
 
-Paper: section 5 and appendices B and D. ``torchckn reproduce`` is the command.
+Paper: section 5 and appendices B and G. ``torchckn reproduce`` is the command.
 """

@@ -3,7 +3,7 @@
 Cells that begin alike (the same network without labels, the same seed) share that beginning: it is computed once and kept in
 ``work/starts``. A cell that is interrupted goes on where it was. Read next: :mod:`torchckn.experiments.runner`.
 
-    python -m torchckn.experiments.cell FOLDER THREADS CELL
+    python -m torchckn.experiments.cell FOLDER THREADS PARENT CELL
 """
 
 from __future__ import annotations
@@ -27,89 +27,76 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
 from .. import runs
-from ..building import Images, build_network, load_images
+from ..building import Images, build_network, load_images, training_arguments
 from ..errors import CKNError, NumericalError
-from ..fit import evaluate, fit_filters, fit_head
-from ..fit import train as fit
-from ..fit.methods import MethodName
+from ..fit import evaluate, fit_filters, fit_head, train
 from ..nn.network import CKN, Classifier
 from ..settings import Settings
 from ..storage import write_atomically
 from .gradient import gradient_errors
-from .slips import with_slip
+from .results import essence, is_finished, read_results, result_file
 from .spec import Cell
+from .variants import with_newton_iterations, with_slip
 
-#: settings that do not change what a network is before its first step
+#: Settings that do not change what a network is before its first step. (The inverse root might, by its rounding: a shared
+#: beginning is that of whichever method came first, so that methods are compared from one and the same.)
 _LATER = {
     *("method", "steps", "batch_size", "lr", "momentum", "tau", "lam", "hessian", "head_update", "bandwidths", "rollback"),
     *("evaluate_every", "checkpoint_every", "inverse_sqrt"),
 }
-#: settings that are arguments of training, as they are
-_OF_TRAINING = {*_LATER} - {"method", "lr", "inverse_sqrt"} | {"loss", "patches"}
 
 
-def result_file(folder: Path, cell: Cell) -> Path:
-    return folder / "results" / cell.scale / f"{cell.name}.json"
-
-
-def run_cell(cell: Cell, folder: Path, data_dir: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+def run_cell(cell: Cell, folder: Path) -> None:
     """Measure a cell and write what came out; nothing is done if it is there already."""
-    file = result_file(folder, cell)
-    if file.exists():
-        return json.loads(file.read_text(encoding="utf-8"))
-    same = _same_elsewhere(cell, folder)
-    if same:
-        own = {"experiment": cell.experiment, "variables": cell.variables, "extras": cell.extras}
-        write_atomically(file, _as_json(same | own))
-        return same | own
-    work = folder / "work" / cell.scale / cell.name
+    work = folder / "work" / cell.scale / f"{cell.name}-{_digest(essence(cell.settings, cell.extras))}"
     work.mkdir(parents=True, exist_ok=True)
     clock = time.perf_counter()
-    with FileLock(work / ".lock"), with_slip(cell.extras.get("slip")):
-        bench = _Bench(cell, work, folder / "work" / "starts", load_images(cell.settings, data_dir))
-        measured, history = _MEASURES[cell.measure](bench)
-        content = {
-            "experiment": cell.experiment,
-            "scale": cell.scale,
-            "measure": cell.measure,
-            "variables": cell.variables,
-            "seed": cell.seed,
-            "measured": measured,
-            "history": history,
-            "settings": cell.settings.model_dump(exclude_none=True),
-            "extras": cell.extras,
-            "seconds": round(time.perf_counter() - clock, 1),
-            "environment": runs.environment(),
-        }
-        write_atomically(file, _as_json(content))
-    shutil.rmtree(work, ignore_errors=True)
-    return content
+    with FileLock(work.parent / f".{work.name}.lock"):
+        if not is_finished(folder, cell):
+            content = _copied(cell, folder)
+            if content is None:
+                slip, iterations = cell.extras.get("slip"), cell.extras.get("newton_iterations", 20)
+                with with_slip(slip), with_newton_iterations(iterations):
+                    bench = _Bench(cell, work, folder, load_images(cell.settings))
+                    measured, history = _MEASURES[cell.measure](bench)
+                seconds = round(time.perf_counter() - clock, 1)
+                content = {"measured": measured, "history": history, "seconds": seconds, "environment": runs.environment()}
+            own = {
+                "experiment": cell.experiment,
+                "scale": cell.scale,
+                "measure": cell.measure,
+                "variables": cell.variables,
+                "seed": cell.seed,
+                "settings": cell.settings.model_dump(exclude_none=True),
+                "extras": cell.extras,
+            }
+            write_atomically(result_file(folder, cell), (json.dumps(own | content, indent=1) + "\n").encode())
+        shutil.rmtree(work, ignore_errors=True)
 
 
-def _as_json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _same_elsewhere(cell: Cell, folder: Path) -> dict[str, Any] | None:
-    """The result of a cell of another experiment that measures the very same."""
-    for file in sorted((folder / "results" / cell.scale).glob("*/*.json")):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        theirs = Settings(**content["settings"]), content["extras"]
-        if content["measure"] == cell.measure and _essence(*theirs) == _essence(cell.settings, cell.extras):
-            return content
+def _copied(cell: Cell, folder: Path) -> dict[str, Any] | None:
+    """What a cell of another experiment found that measures the very same."""
+    for result in read_results(folder, cell.scale).all:
+        if result.is_of(cell) and result.copied_from is None:
+            values = "-".join(str(value) for value in result.variables.values())
+            found = {name: getattr(result, name) for name in ("measured", "history", "seconds", "environment")}
+            return found | {"copied_from": f"{result.experiment}: {values}"}
     return None
 
 
-def _essence(settings: Settings, extras: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a result depends on."""
-    plain = {key: value for key, value in extras.items() if key != "budget" and value != "none"}
-    if settings.lr is not None:
-        plain = {key: value for key, value in plain.items() if key not in ("lrs", "trial_steps")}
-    return settings.model_dump() | {"method": _method(settings)}, plain
+def start_key(cell: Cell) -> str:
+    """Cells of the same key share their beginning."""
+    slip = cell.extras.get("slip")
+    begins = cell.settings.model_dump(exclude=_LATER) | {"head": cell.measure != "gradient"}
+    return _digest(begins | {"slip": slip if slip == "half-whitening" else None})
 
 
-def _method(settings: Settings) -> MethodName:
-    return settings.method or ("ulr" if settings.kind == "ckn" else "sgd")
+def start_file(folder: Path, cell: Cell) -> Path:
+    return folder / "work" / "starts" / f"{start_key(cell)}.safetensors"
+
+
+def _digest(what: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -118,7 +105,7 @@ class _Bench:
 
     cell: Cell
     work: Path
-    starts: Path
+    folder: Path
     images: Images
 
     @property
@@ -130,15 +117,12 @@ class _Bench:
 
     def started(self) -> tuple[Classifier, dict[str, Any]]:
         """The network before its first step, filters and classifier fitted, and what is known of that."""
-        settings, extras = self.settings, self.cell.extras
-        what = settings.model_dump(exclude=_LATER) | {"slip": extras.get("slip"), "head": self.cell.measure != "gradient"}
-        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-        file = self.starts / f"{digest}.safetensors"
-        net = build_network(settings, self.images, self.generator())
-        self.starts.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.starts / f".{digest}.lock"):
+        file = start_file(self.folder, self.cell)
+        net = build_network(self.settings, self.images, self.generator())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_suffix(".lock")):
             if not file.exists():
-                known = self._start(net, what["head"])
+                known = self._start(net)
                 tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
                 write_atomically(file, to_bytes(tensors, {"known": json.dumps(known)}))
         with safe_open(file, "pt") as opened:
@@ -146,28 +130,20 @@ class _Bench:
         net.load_state_dict(from_bytes(file.read_bytes()))
         return net, known
 
-    def _start(self, net: Classifier, head: bool) -> dict[str, Any]:
+    def _start(self, net: Classifier) -> dict[str, Any]:
         clock, known = time.perf_counter(), {}
         if isinstance(net, CKN):
             fit_filters(net, self.images.train, self.settings.patches, generator=self.generator())
-        if head:
+        if self.cell.measure != "gradient":
             found = fit_head(net, self.images.train, self.images.valid, loss=self.settings.loss)
             known = {"start_valid_accuracy": found.accuracy, "start_lam": found.lam}
         return known | {"start_seconds": round(time.perf_counter() - clock, 2)}
 
-    def trained(self, net: Classifier, lr: Any, run_dir: Path | None, **others: Any) -> Any:
-        settings = self.settings
-        arguments = settings.model_dump(include=_OF_TRAINING) | others
-        return fit(
-            net,
-            self.images.train,
-            self.images.valid,
-            method=_method(settings),
-            lr=lr,
-            generator=self.generator(),
-            run_dir=run_dir,
-            resume=run_dir is not None,
-            **arguments,
+    def trained(self, net: Classifier, run_dir: Path | None, **others: Any) -> Any:
+        arguments = training_arguments(self.settings) | others
+        images, resume = self.images, run_dir is not None
+        return train(
+            net, images.train, images.valid, generator=self.generator(), run_dir=run_dir, resume=resume, **arguments
         )
 
     def tested(self, net: Classifier) -> float:
@@ -179,7 +155,7 @@ def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any
     """Train, on the best of the step sizes if there are several; then read the test set, once."""
     lr, trials = _tuned(bench)
     net, known = bench.started()
-    result = bench.trained(net, lr, bench.work / "run", final_head=bench.cell.extras.get("final_head", True))
+    result = bench.trained(net, bench.work / "run", lr=lr, final_head=bench.cell.extras.get("final_head", True))
     kept = [record for record in result.history if "valid_accuracy" in record]
     history = [{key: _short(value) for key, value in record.items()} for record in kept]
     measured = known | {
@@ -200,13 +176,12 @@ def _tuned(bench: _Bench) -> tuple[Any, dict[str, float]]:
         return bench.settings.lr, {}
     file = bench.work / "trials.json"
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
-    for number in extras["lrs"]:
-        lr = f"falling:{number}"
+    for lr in (f"falling:{number}" for number in extras["lrs"]):
         if lr not in trials:
             net, _ = bench.started()
             steps = extras["trial_steps"]
             try:
-                result = bench.trained(net, lr, None, steps=steps, evaluate_every=steps, final_head=False)
+                result = bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
                 trials[lr] = result.history[-1]["valid_accuracy"]
             except NumericalError:
                 trials[lr] = 0.0
@@ -236,9 +211,8 @@ def _short(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def _not_outliving_parent() -> None:
+def _not_outliving(parent: int) -> None:
     """If the process that started this one is killed, this one ends as well: its work is kept, and can be taken up."""
-    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -249,12 +223,12 @@ def _not_outliving_parent() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    folder, threads, described = arguments
+    folder, threads, parent, described = arguments
+    _not_outliving(int(parent))
     torch.set_num_threads(int(threads))
-    _not_outliving_parent()
     try:
         run_cell(Cell(**json.loads(described)), Path(folder))
-    except (CKNError, OSError) as error:
+    except (CKNError, OSError, KeyboardInterrupt) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -17,18 +17,41 @@ from .spec import Experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 TITLES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C", "ckn": "CKN", "convnet": "ConvNet"}
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-LINES = {"ulr": "ULR", "sgo": "SGO", "sgd": "SGD", "eigh": "closed form", "newton": "Newton, 20 iterations", "svd": "SVD"}
+FLAGS = {"options.bias": "biases", "bandwidths": "trained bandwidths"}
+LINES = {"ulr": "ULR", "sgo": "SGO", "sgd": "SGD", "eigh": "closed form", "newton": "Newton", "svd": "SVD"}
 
 
-def draw(experiment: Experiment, results: Results, folder: Path) -> list[Path]:
-    """Draw what there is of an experiment; the files written, none if it has no figure or no results."""
-    found = results.of(experiment.name)
-    if experiment.name == "unsupervised":  # the paper shows it beside the networks that saw labels
-        found = [*found, *(r for r in results.of("ckn-convnet") if not r["options.bias"] and r["budget"] == "steps")]
-    return _KINDS[experiment.figure.kind](experiment, found, folder) if found else []
+def figure_names(experiment: Experiment) -> list[str]:
+    """The files that an experiment's figures are in."""
+    parts = {"curves": ["-steps", "-seconds"], "over-filters": [""], "errors": [""], "table": []}
+    return [f"{experiment.name}{part}.png" for part in parts[experiment.figure.kind]]
+
+
+def draw(experiment: Experiment, results: Results, folder: Path) -> None:
+    """Draw what there is of an experiment."""
+    found = in_order(experiment, results.of(experiment.name))
+    if not found:
+        return
+    if experiment.figure.beside:
+        found += in_order(experiment, results.of(**experiment.figure.beside))
+    drawn = _KINDS[experiment.figure.kind](experiment, found)
+    for name, figure in zip(figure_names(experiment), drawn, strict=True):
+        save_figure(figure, folder / name)
+
+
+def in_order(experiment: Experiment, found: Sequence[Result]) -> list[Result]:
+    """As the experiment's grid has them, which file names do not."""
+    grid = experiment.grid
+
+    def place(result: Result) -> list[int]:
+        known = ((values, result.variables.get(name)) for name, values in grid.items())
+        return [values.index(value) if value in values else len(values) for values, value in known]
+
+    return sorted(found, key=lambda result: (place(result), result.variables.get("filters", 0), result.seed))
 
 
 def say(name: str, value: Any) -> str:
@@ -36,7 +59,7 @@ def say(name: str, value: Any) -> str:
     if name == "filters":
         return f"{value} filters"
     if isinstance(value, bool):
-        return f"{'with' if value else 'without'} {'biases' if name == 'options.bias' else 'trained bandwidths'}"
+        return f"{'with' if value else 'without'} {FLAGS.get(name, name)}"
     if name == "budget":
         return f"equal {value}"
     if name == "slip":
@@ -54,7 +77,7 @@ def grouped(results: Iterable[Result], names: Sequence[str]) -> dict[tuple[Any, 
 
 def _panels(count: int, columns: int, height: float = 3.0) -> tuple[Any, list[Axes]]:
     rows = -(-count // columns)
-    figure = new_figure(4.2 * columns, height * rows)
+    figure = new_figure(4.2 * columns, height * rows, dpi=80)  # for a page, and small enough for a repository
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in grid[count:]:
         axes.axis("off")
@@ -64,21 +87,21 @@ def _panels(count: int, columns: int, height: float = 3.0) -> tuple[Any, list[Ax
     return figure, grid[:count]
 
 
-def _curves(experiment: Experiment, found: list[Result], folder: Path) -> list[Path]:
+def _curves(experiment: Experiment, found: list[Result]) -> list[Figure]:
     how = experiment.figure
     panels = grouped(found, how.panels)
-    written = []
+    drawn = []
     for name, label in (("steps", "steps"), ("seconds", "seconds, set-up included")):
         figure, grid = _panels(len(panels), 2)
         for axes, (values, inside) in zip(grid, panels.items(), strict=True):
-            for colour, (line, results) in zip(COLOURS, grouped(inside, how.lines).items(), strict=False):
+            for colour, (line, results) in zip(itertools.cycle(COLOURS), grouped(inside, how.lines).items(), strict=False):
                 _spread(axes, _over(results, name), colour, _in_words(how.lines, line))
             axes.set_title(f"{_in_words(how.panels, values)}, {_data(inside)}", fontsize=9)
             axes.set_xlabel(label)
             axes.set_ylabel("validation accuracy (%)")
             axes.legend(frameon=False, fontsize=8, loc="lower right")
-        written.append(save_figure(figure, folder / f"{experiment.name}-{name}.png"))
-    return written
+        drawn.append(figure)
+    return drawn
 
 
 def _data(results: Sequence[Result]) -> str:
@@ -96,7 +119,7 @@ def _over(results: list[Result], name: str) -> list[tuple[float, list[float]]]:
     return points
 
 
-def _over_filters(experiment: Experiment, found: list[Result], folder: Path) -> list[Path]:
+def _over_filters(experiment: Experiment, found: list[Result]) -> list[Figure]:
     how = experiment.figure
     lines = ["experiment", *how.lines]
     panels = grouped(found, how.panels)
@@ -116,7 +139,7 @@ def _over_filters(experiment: Experiment, found: list[Result], folder: Path) -> 
         axes.set_xlabel("filters a layer")
         axes.set_ylabel("test accuracy (%)")
         axes.legend(frameon=False, fontsize=7, loc="lower right")
-    return [save_figure(figure, folder / f"{experiment.name}.png")]
+    return [figure]
 
 
 def _line_of_networks(names: Sequence[str], line: tuple[Any, ...], experiment: str) -> str:
@@ -136,7 +159,7 @@ def _line_of_networks(names: Sequence[str], line: tuple[Any, ...], experiment: s
     return ", ".join([name, *extra])
 
 
-def _errors(experiment: Experiment, found: list[Result], folder: Path) -> list[Path]:
+def _errors(experiment: Experiment, found: list[Result]) -> list[Figure]:
     figure, (axes,) = _panels(1, 1, 3.6)
     methods = list(found[0]["errors"])
     for colour, method in zip(itertools.cycle(COLOURS), methods, strict=False):
@@ -150,7 +173,7 @@ def _errors(experiment: Experiment, found: list[Result], folder: Path) -> list[P
     axes.set_xlabel("filters a layer")
     axes.set_ylabel("relative error of the gradient")
     axes.legend(frameon=False, fontsize=7)
-    return [save_figure(figure, folder / f"{experiment.name}.png")]
+    return [figure]
 
 
 def say_method(method: str) -> str:
@@ -169,9 +192,9 @@ def _in_words(names: Sequence[str], values: Sequence[Any]) -> str:
     return ", ".join(say(name, value) for name, value in zip(names, values, strict=True))
 
 
-_KINDS: dict[str, Callable[[Experiment, list[Result], Path], list[Path]]] = {
+_KINDS: dict[str, Callable[[Experiment, list[Result]], list[Figure]]] = {
     "curves": _curves,
     "over-filters": _over_filters,
     "errors": _errors,
-    "table": lambda experiment, found, folder: [],
+    "table": lambda experiment, found: [],
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..storage import write_atomically
 from .claims import judge
-from .figures import draw, grouped, say, say_method
+from .figures import draw, figure_names, grouped, in_order, say, say_method
 from .results import Result, Results, read_results
 from .spec import Experiment, ScaleName
 
@@ -16,40 +16,40 @@ from .spec import Experiment, ScaleName
 def write_page(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> Path:
     """Write the page (Markdown), and its figures beside it in ``images/<name of the page>/``."""
     results = read_results(folder, scale)
-    images = page.parent / "images" / page.stem
-    pictures = {experiment.name: draw(experiment, results, images) for experiment in shown}
-    links = {name: [str(path.relative_to(page.parent)) for path in paths] for name, paths in pictures.items()}
-    write_atomically(page, page_text(results, scale, links, shown).encode())
+    for experiment in shown:
+        draw(experiment, results, page.parent / _images(page))
+    write_atomically(page, page_text(folder, scale, page, shown).encode())
     return page
 
 
-def page_text(results: Results, scale: ScaleName, pictures: dict[str, list[str]], shown: Sequence[Experiment]) -> str:
-    """The page as Markdown."""
-    parts = [
-        f"# The paper's experiments, at the scale `{scale}`",
-        _introduction(results, scale),
-        "## Claims",
-        claims_table(results),
-    ]
+def page_text(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> str:
+    """The page as Markdown. What ``notes.md`` in the folder of results has to say is put behind the claims."""
+    results, notes = read_results(folder, scale), folder / "notes.md"
+    parts = [f"# The paper's experiments, at the scale `{scale}`", _introduction(results, scale)]
+    parts += ["## Claims", claims_table(results), *([notes.read_text(encoding="utf-8").strip()] if notes.exists() else [])]
     for experiment in shown:
-        name = experiment.name
-        found = results.of(name)
+        found = results.of(experiment.name)
         parts += [f"## {experiment.title}", f"{experiment.about} Paper: {experiment.paper}."]
-        parts += [f"![{experiment.title}]({link})" for link in pictures.get(name, [])]
+        parts += [f"![{experiment.title}]({_images(page)}/{name})" for name in (figure_names(experiment) if found else [])]
         parts.append(experiment_table(experiment, found) if found else "Not run yet.")
-        parts.append(f"`torchckn reproduce {name} --scale {scale}`")
+        parts.append(f"`torchckn reproduce {experiment.name} --scale {scale}`")
     return "\n\n".join(parts) + "\n"
+
+
+def _images(page: Path) -> str:
+    return f"images/{page.stem}"
 
 
 def _introduction(results: Results, scale: str) -> str:
     if not results.all:
         return f"Nothing has been run yet: `torchckn reproduce --all --scale {scale}`"
-    hours = sum(result.seconds for result in results.all) / 3600
+    own = [result for result in results.all if result.copied_from is None]
+    hours = sum(result.seconds for result in own) / 3600
     machines = sorted({str(result.environment.get("processor")) for result in results.all})
     versions = sorted({f"torch {result.environment['versions']['torch']}" for result in results.all})
     threads = sorted({str(result.environment["threads"]) for result in results.all})
     return (
-        f"{len(results.all)} runs, {hours:.1f} hours in all on {', '.join(machines)} ({', '.join(threads)} threads a run, "
+        f"{len(own)} runs, {hours:.1f} hours in all on {', '.join(machines)} ({', '.join(threads)} threads a run, "
         f"{', '.join(versions)}). Every choice was made on validation images; the test images were read once a run, at its end. "
         f"`torchckn reproduce --all --scale {scale}` runs everything that is missing and writes this page again; "
         "`torchckn reproduce --draw` writes it from the results that there are."
@@ -67,16 +67,17 @@ def experiment_table(experiment: Experiment, found: Sequence[Result]) -> str:
     if experiment.measure == "gradient":
         return _gradient_table(found)
     names = [*experiment.figure.panels, *experiment.figure.lines]
-    names += [name for name in ("filters",) if name in experiment.grid and name not in names]
-    groups = grouped(found, names)
+    names += [name for name in experiment.grid if name not in names and len({str(r[name]) for r in found}) > 1]
+    groups = grouped(in_order(experiment, found), names)
     rows = []
     for values, results in groups.items():
         numbers = [_with_spread(results, key) for key in ("valid_accuracy", "test_accuracy")]
-        steps = [result["step_seconds"] for result in results if result["step_seconds"]]
-        speed = f"{1e3 * statistics.mean(steps):.0f}" if steps else "-"
-        rows.append((*(say(n, v) for n, v in zip(names, values, strict=True)), *numbers, speed, str(len(results))))
+        training = [result.training_seconds for result in results]
+        seconds = f"{statistics.mean(training):.0f}" if any(training) else "-"
+        steps = str(results[0].history[-1]["step"]) if results[0].history else "-"
+        rows.append((*(say(n, v) for n, v in zip(names, values, strict=True)), *numbers, steps, seconds, str(len(results))))
     heads = [name.removeprefix("options.") for name in names]
-    return _table((*heads, "validation (%)", "test (%)", "ms a step", "seeds"), rows)
+    return _table((*heads, "validation (%)", "test (%)", "steps", "seconds of steps", "seeds"), rows)
 
 
 def _gradient_table(found: Sequence[Result]) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..settings import Settings
+from .spec import Cell
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,17 @@ class Result:
     """What came out of one cell."""
 
     experiment: str
+    measure: str
     variables: dict[str, Any]
     seed: int
     measured: dict[str, Any]
     history: list[dict[str, Any]]
     settings: dict[str, Any]
+    extras: dict[str, Any]
     seconds: float
     environment: dict[str, Any]
+    copied_from: str | None = None
+    """the name of a cell of another experiment that measures the very same"""
 
     def __getitem__(self, name: str) -> Any:
         """A variable, or what was measured, by name."""
@@ -34,9 +40,28 @@ class Result:
     def fits(self, wanted: dict[str, Any]) -> bool:
         return all(self.variables.get(name) == value for name, value in wanted.items())
 
+    def is_of(self, cell: Cell) -> bool:
+        """Whether this is what the cell would measure, as its experiment has it now."""
+        theirs = essence(Settings(**self.settings), self.extras)
+        return self.measure == cell.measure and theirs == essence(cell.settings, cell.extras)
+
     def seconds_at(self, record: dict[str, Any]) -> float:
         """From nothing to this record: what the network was before its first step took time as well."""
         return float(record["seconds"]) + float(self.measured.get("start_seconds", 0))
+
+    @property
+    def training_seconds(self) -> float:
+        return float(self.history[-1]["seconds"]) if self.history else 0.0
+
+
+def essence(settings: Settings, extras: dict[str, Any]) -> dict[str, Any]:
+    """What a result depends on, whatever it is called."""
+    plain = {key: value for key, value in extras.items() if key != "budget" and value != "none"}
+    if settings.lr is not None:
+        plain = {key: value for key, value in plain.items() if key not in ("lrs", "trial_steps")}
+    if settings.inverse_sqrt != "newton":
+        plain.pop("newton_iterations", None)
+    return settings.model_dump() | {"method": settings.training_method, "checkpoint_every": None, "extras": plain}
 
 
 @dataclass(frozen=True)
@@ -48,29 +73,30 @@ class Results:
     def of(self, experiment: str, **wanted: Any) -> list[Result]:
         return [result for result in self.all if result.experiment == experiment and result.fits(wanted)]
 
-    def values(self, experiment: str, value: str = "test_accuracy", **wanted: Any) -> list[float]:
-        """What was measured, seed by seed."""
-        return [result[value] for result in sorted(self.of(experiment, **wanted), key=lambda r: r.seed)]
-
-    def mean(self, experiment: str, value: str = "test_accuracy", **wanted: Any) -> float | None:
-        found = self.values(experiment, value, **wanted)
-        return sum(found) / len(found) if found else None
+    def paired(self, first: list[Result], second: list[Result]) -> list[tuple[Result, Result]]:
+        """Results of two kinds, seed by seed: a difference between other seeds would be one between other images."""
+        other = {result.seed: result for result in second}
+        return [(result, other[result.seed]) for result in first if result.seed in other]
 
 
 def read_results(folder: Path, scale: str) -> Results:
     """What there is, of all experiments."""
-    return Results([_read(file) for file in sorted((folder / "results" / scale).glob("*/*.json"))])
+    return Results([read_result(file) for file in sorted((folder / "results" / scale).glob("*/*.json"))])
 
 
-def seconds_of(folder: Path, scale: str) -> dict[str, float]:
-    """How long each finished cell took, by name."""
-    root = folder / "results" / scale
-    return {str(file.relative_to(root).with_suffix("")): _read(file).seconds for file in root.glob("*/*.json")}
+def result_file(folder: Path, cell: Cell) -> Path:
+    return folder / "results" / cell.scale / f"{cell.name}.json"
 
 
-def _read(file: Path) -> Result:
+def is_finished(folder: Path, cell: Cell) -> bool:
+    """Whether there is a result, and the experiment has not been changed since."""
+    file = result_file(folder, cell)
+    return file.exists() and read_result(file).is_of(cell)
+
+
+def read_result(file: Path) -> Result:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        return Result(**{name: content[name] for name in Result.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Result(**{name: value for name, value in content.items() if name in Result.__dataclass_fields__})
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise DataError(f"{file} is not a result of torchckn reproduce ({error}); delete it, and run it again") from error

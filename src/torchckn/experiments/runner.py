@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import CKNError, ConfigError
-from .cell import result_file
-from .results import seconds_of
+from .cell import start_file, start_key
+from .results import Results, is_finished, read_results
 from .spec import Cell
 
 
@@ -28,15 +29,11 @@ class Outcome:
 
     done: list[Cell] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """the last line that a failed cell printed, by name"""
+    """why, by name"""
 
 
 def run_cells(
-    cells: Sequence[Cell],
-    folder: Path,
-    jobs: int = 1,
-    data_dir: Path | None = None,
-    quiet: bool = False,
+    cells: Sequence[Cell], folder: Path, jobs: int = 1, data_dir: Path | None = None, quiet: bool = False
 ) -> Outcome:
     """Run what is not done yet, ``jobs`` cells at a time, the cores shared among them.
 
@@ -45,30 +42,37 @@ def run_cells(
     """
     if jobs < 1:
         raise ConfigError(f"jobs expects a whole number of at least 1, came {jobs}")
-    left = [cell for cell in cells if not result_file(folder, cell).exists()]
-    console = Console(quiet=quiet)
-    console.print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    outcome, running, began = Outcome(), _Running(folder, threads, data_dir), time.monotonic()
+    console = Console(quiet=quiet, markup=False, highlight=False, soft_wrap=True)
+    left = [cell for cell in cells if not is_finished(folder, cell)]
+    console.print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before; {what_is_left(left, folder, jobs)}")
+    outcome, running, began = Outcome(), _Running(folder, max(1, (os.cpu_count() or 1) // jobs), data_dir), time.monotonic()
     try:
         while left or running.processes:
             while left and len(running.processes) < jobs:
-                running.start(left.pop(0))
-            for cell, seconds, message in running.finished():
-                if message is None:
+                running.start(left.pop(running.next_of(left)))
+            for cell, seconds, trouble in running.finished():
+                if trouble is None:
                     outcome.done.append(cell)
                 else:
-                    outcome.failed[cell.name] = message
-                remaining = [*left, *running.processes.values()]
-                state = f"{seconds:.0f} s" if message is None else f"[red]failed:[/red] {message}"
-                console.print(
-                    f"{cell.name}: {state}; {_what_is_left(remaining, folder, jobs)}", soft_wrap=True, highlight=False
-                )
+                    outcome.failed[cell.name] = trouble
+                state = f"{seconds:.0f} s" if trouble is None else f"failed: {trouble}"
+                console.print(f"{cell.name}: {state}; {what_is_left([*left, *running.cells], folder, jobs)}")
             time.sleep(0.2)
     except KeyboardInterrupt:
-        running.stop()
         raise CKNError(f"interrupted after {time.monotonic() - began:.0f} s; the same command goes on from here") from None
+    finally:
+        running.stop()
     return outcome
+
+
+@dataclass
+class _Process:
+    cell: Cell
+    popen: subprocess.Popen[bytes]
+    since: float
+    log: Path
+    log_size: int
+    """before it began"""
 
 
 class _Running:
@@ -76,59 +80,79 @@ class _Running:
 
     def __init__(self, folder: Path, threads: int, data_dir: Path | None) -> None:
         self.folder, self.threads = folder, threads
-        self.processes: dict[subprocess.Popen[bytes], Cell] = {}
-        self._since: dict[subprocess.Popen[bytes], float] = {}
-        self._environment = os.environ | {
-            "OMP_NUM_THREADS": str(threads),
-            **({"TORCHCKN_DATA": str(data_dir)} if data_dir else {}),
-        }
+        self.processes: list[_Process] = []
+        given = {"TORCHCKN_DATA": str(data_dir)} if data_dir else {}
+        self._environment = os.environ | given | {"OMP_NUM_THREADS": str(threads)}
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [process.cell for process in self.processes]
+
+    def next_of(self, left: Sequence[Cell]) -> int:
+        """The first one that does not have to wait for another one to compute the beginning that they share."""
+        busy = {start_key(cell) for cell in self.cells}
+        free = (i for i, cell in enumerate(left) if start_key(cell) not in busy or start_file(self.folder, cell).exists())
+        return next(free, 0)
 
     def start(self, cell: Cell) -> None:
-        log = self._log(cell)
+        log = self.folder / "work" / "logs" / cell.scale / f"{cell.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "torchckn.experiments.cell", str(self.folder), str(self.threads)]
+        command = [sys.executable, "-m", "torchckn.experiments.cell", str(self.folder), str(self.threads), str(os.getpid())]
         with log.open("ab") as output:
-            process = subprocess.Popen(
+            size = output.tell()
+            popen = subprocess.Popen(
                 [*command, json.dumps(asdict(cell))],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 env=self._environment,
+                start_new_session=True,  # Ctrl-C is for the runner, which then asks its processes to save and stop
             )
-        self.processes[process], self._since[process] = cell, time.monotonic()
+        self.processes.append(_Process(cell, popen, time.monotonic(), log, size))
 
     def finished(self) -> list[tuple[Cell, float, str | None]]:
         """Cells that ended since, their seconds, and why if they failed."""
-        ended = [process for process in self.processes if process.poll() is not None]
-        found = []
-        for process in ended:
-            cell, seconds = self.processes.pop(process), time.monotonic() - self._since.pop(process)
-            log = self._log(cell)
-            last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-            failed = process.returncode != 0
-            found.append((cell, seconds, (last or [f"status {process.returncode}"])[0] if failed else None))
-        return found
+        ended = [process for process in self.processes if process.popen.poll() is not None]
+        self.processes = [process for process in self.processes if process not in ended]
+        return [(process.cell, time.monotonic() - process.since, _trouble(process)) for process in ended]
 
     def stop(self) -> None:
+        """End all of them; each saves what it has."""
         for process in self.processes:
-            process.terminate()
+            process.popen.send_signal(signal.SIGINT)
         for process in self.processes:
-            process.wait()
+            try:
+                process.popen.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+        self.processes = []
 
-    def _log(self, cell: Cell) -> Path:
-        return self.folder / "work" / "logs" / cell.scale / f"{cell.name}.log"
+
+def _trouble(process: _Process) -> str | None:
+    code = process.popen.returncode
+    if code == 0:
+        return None
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name} (out of memory?); its log is {process.log}"
+    said = process.log.read_bytes()[process.log_size :].decode(errors="replace").strip().splitlines()
+    return f"{said[-1] if said else f'status {code}'}; its log is {process.log}"
 
 
-def _what_is_left(cells: Sequence[Cell], folder: Path, jobs: int) -> str:
+def what_is_left(cells: Sequence[Cell], folder: Path, jobs: int) -> str:
+    """How many cells, and how long they will take, judging by those that are done."""
     if not cells:
-        return "that was the last"
-    known = seconds_of(folder, cells[0].scale)
-    if not known:
+        return "nothing is left"
+    known = read_results(folder, cells[0].scale)
+    if not known.all:
         return f"{len(cells)} left"
-    average = sum(known.values()) / len(known)
-    likely = {}
-    for cell in cells:
-        alike = [value for name, value in known.items() if name.rpartition("-seed")[0] == cell.name.rpartition("-seed")[0]]
-        own = [value for name, value in known.items() if name.startswith(f"{cell.experiment}/")]
-        likely[cell.name] = sum(alike or own or [average]) / len(alike or own or [average])
-    return f"{len(cells)} left, about {sum(likely.values()) / jobs / 60:.0f} min"
+    minutes = sum(_likely_seconds(cell, known) for cell in cells) / jobs / 60
+    return (
+        f"{len(cells)} left, about {minutes:.0f} min" if minutes < 90 else f"{len(cells)} left, about {minutes / 60:.1f} h"
+    )
+
+
+def _likely_seconds(cell: Cell, known: Results) -> float:
+    """Of the same cell with other seeds, or of its experiment, or of all."""
+    alike = known.of(cell.experiment, **cell.variables) or known.of(cell.experiment) or list(known.all)
+    return sum(result.seconds for result in alike) / len(alike)

@@ -34,7 +34,7 @@ class Rule(_Strict):
     match: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     """of :class:`torchckn.settings.Settings`, or of the measure"""
-    seeds: int | None = None
+    seeds: int | None = Field(None, ge=1)
     skip: bool = False
 
     def fits(self, variables: dict[str, Any]) -> bool:
@@ -54,6 +54,8 @@ class Figure(_Strict):
     """How an experiment is drawn: see :mod:`torchckn.experiments.figures`."""
 
     kind: Literal["curves", "over-filters", "errors", "table"]
+    beside: dict[str, Any] = {}
+    """results of another experiment that are drawn as well: its name, and what their variables must be"""
     panels: list[str] = []
     """variables that tell the panels of a figure apart"""
     lines: list[str] = []
@@ -64,7 +66,7 @@ class Figure(_Strict):
 class Experiment(_Strict):
     """One table or figure of the paper, or a question beyond it."""
 
-    name: str
+    name: str = Field(pattern=r"^[\w-]+$")
     title: str
     paper: str
     """where the paper has it"""
@@ -77,13 +79,17 @@ class Experiment(_Strict):
 
     def cells(self, scale: ScaleName, seeds: int | None = None) -> list[Cell]:
         """All cells, the first seed of each first, so that there is something to look at early."""
+        if scale not in self.scale:
+            raise ConfigError(f"{self.name} has no scale {scale!r}; it has {', '.join(self.scale)}")
         chosen = self.scale[scale]
         rules = [*preset_rules(chosen.preset), *self.rules, *chosen.rules]
         grid = self.grid | chosen.grid
+        for name in (name for rule in rules for name in (*rule.match, *rule.settings)):
+            _require_known(name, self.name)
         found = []
         for values in itertools.product(*grid.values()):
             variables = dict(zip(grid, values, strict=True))
-            fitting = [rule for rule in rules if rule.fits(variables)]
+            fitting = [rule for rule in rules if rule.fits({"kind": "ckn"} | variables)]
             if any(rule.skip for rule in fitting):
                 continue
             given: dict[str, Any] = {}
@@ -92,6 +98,10 @@ class Experiment(_Strict):
             own = [rule.seeds for rule in fitting if rule.seeds is not None]
             count = seeds or (own[-1] if own else chosen.seeds)
             found += [Cell(self.name, scale, self.measure, variables, given, seed) for seed in range(count)]
+        names = [cell.name for cell in found]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"{self.name} has two cells of the name {twice}; no value may stand twice in its grid")
         return sorted(found, key=lambda cell: cell.seed)
 
 
@@ -114,6 +124,8 @@ class Cell:
 
     @property
     def settings(self) -> Settings:
+        for name in self.variables:
+            _require_known(name, self.experiment)
         known = {key: value for key, value in self._all.items() if key in Settings.model_fields}
         options = known.get("options", {}) | {k[8:]: v for k, v in self._all.items() if k.startswith("options.")}
         return settings_from(known | {"options": options, "seed": self.seed}, self.name)
@@ -138,9 +150,12 @@ def experiments() -> dict[str, Experiment]:
 
 def experiment(name: str) -> Experiment:
     """One of them by its name, or one of your own: a TOML file made in the same way."""
-    if name.endswith(".toml"):
-        return _validated(Experiment, name, read_settings(Path(name)))
     known = experiments()
+    if name.endswith(".toml"):
+        own = _validated(Experiment, name, read_settings(Path(name), "torchckn reproduce"))
+        if own.name in known:
+            raise ConfigError(f"{name}: {own.name!r} is the name of an experiment of the paper; choose another one")
+        return own
     if name not in known:
         raise unknown_name("experiment", name, known, "Or name a .toml file of your own.")
     return known[name]
@@ -159,6 +174,15 @@ def preset_rules(name: str | None) -> list[Rule]:
         known = [item.name.removesuffix(".toml") for item in (_here() / "presets").iterdir()]
         raise unknown_name("preset", name, known)
     return _validated(_Preset, file.name, tomllib.loads(file.read_text(encoding="utf-8"))).rules
+
+
+#: what a cell may be given beside settings of training
+_OF_MEASURES = ("lrs", "trial_steps", "final_head", "gradient", "slip", "newton_iterations", "budget")
+
+
+def _require_known(name: str, source: str) -> None:
+    if name not in Settings.model_fields and name not in _OF_MEASURES and not name.startswith("options."):
+        raise unknown_name(f"setting of {source}", name, [*Settings.model_fields, *_OF_MEASURES])
 
 
 def _here() -> Any:

@@ -28,6 +28,7 @@ class KMeansResult(NamedTuple):
     """of the restart that was best"""
 
 
+@torch.no_grad()
 def spherical_kmeans(
     points: Tensor,
     k: int,

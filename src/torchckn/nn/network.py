@@ -50,7 +50,7 @@ class FeatureScaling(nn.Module):
             feature's mean over the images; ``"none"`` nothing.
 
     ``total`` is the one place where several processes add their parts of a batch: ultimate layer reversal, too, takes its sums
-    over images from there.
+    over images from there. (Losses that are means over a batch, as in stochastic gradients, are averaged as DDP does it.)
     """
 
     mean: Tensor
@@ -95,18 +95,26 @@ class FeatureScaling(nn.Module):
         self.norm.copy_(self._average_norm(self.centre(features, mean)))
 
     def _mean(self, features: Tensor) -> Tensor:
-        return self.total(features.sum(0)) / self._images(features) if self.centring == "feature" else self.mean
+        if self.centring != "feature":
+            return self.mean
+        return (self.total(_sum(features)) / self._images(features)).to(features.dtype)
 
     def _average_norm(self, centred: Tensor) -> Tensor:
         """1 where all are zero, so that dividing by it is always possible."""
-        norm = self.total(torch.linalg.vector_norm(centred, dim=1).sum()) / self._images(centred)
-        return torch.where(norm > 0, norm, 1.0)
+        norms = torch.linalg.vector_norm(centred, dim=1)
+        norm = self.total(_sum(norms)) / self._images(centred)
+        return torch.where(norm == 0, 1.0, norm).to(centred.dtype)
 
     def _images(self, features: Tensor) -> Tensor:
-        return self.total(features.new_tensor(float(len(features))))
+        return self.total(_sum(features.new_ones(len(features))))
 
     def extra_repr(self) -> str:
         return f"centring={self.centring}"
+
+
+def _sum(per_image: Tensor) -> Tensor:
+    """Over images, in single precision at least: half precision would overflow."""
+    return per_image.sum(0, dtype=torch.promote_types(per_image.dtype, torch.float32))
 
 
 def _linear_head(

@@ -1,10 +1,12 @@
-"""Slips of the paper or of the code released with it, to measure how much each of them changes. For experiments only.
+"""What the library does not do, and experiments must: slips to measure, another number of Newton iterations.
 
-Each is one function put in the place of the right one, while a cell runs in a process of its own.
+A slip of the paper, or of the code released with it, is one function put in the place of the right one, while a cell runs in a
+process of its own.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from ..errors import unknown_name
 from ..fit import methods, ulr
-from ..nn import whitening
+from ..nn import functional, whitening
+from ..nn.invsqrt import inverse_sqrt
 
 
 def _opposite_diagonal(batch: ulr._Batch, tau: float) -> Tensor:
@@ -41,6 +44,11 @@ _SLIPS: dict[str, Callable[[], Any]] = {
     "sgo-without-penalty": lambda: mock.patch.object(methods.SGO, "_objective", _without_penalty),
     "half-whitening": lambda: mock.patch.object(whitening, "inverse_sqrt", _fourth_root),
 }
+
+
+def with_newton_iterations(count: int) -> Any:
+    """Within this context layers with ``inverse_sqrt="newton"`` make this many iterations."""
+    return mock.patch.object(functional, "inverse_sqrt", functools.partial(inverse_sqrt, iters=count))
 
 
 @contextmanager
