@@ -18,7 +18,6 @@ from torch import nn
 from . import data, kernels, runs, zoo
 from .convnet import ScaledConvNet
 from .errors import ConfigError, DataError, NotFittedError
-from .fit import train
 from .nn.network import CKN, Classifier
 from .settings import Settings, settings_from
 from .storage import load
@@ -178,6 +177,8 @@ def input_shape(net: Classifier) -> tuple[int, int, int]:
 
 def training_arguments(settings: Settings) -> dict[str, Any]:
     """What :func:`torchckn.train` is to be called with, besides network, images and generator."""
+    from .fit import train  # which needs scipy: not for those who only build a network
+
     known = {*Settings.model_fields} & {*inspect.signature(train).parameters}
     return settings.model_dump(include=known) | {"method": settings.training_method}
 

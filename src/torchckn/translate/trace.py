@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-import re
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -156,7 +155,8 @@ def _needed(output: Any) -> set[int]:
 
 
 class _Tracer(fx.Tracer):
-    record_stack_traces = True
+    """Notes for each operation which line of the user's code it comes from. (torch can do that, too, but imports its compiler
+    to do it, which takes longer than the whole translation.)"""
 
     def __init__(self, is_known: Callable[[nn.Module], bool]) -> None:
         super().__init__()
@@ -164,6 +164,13 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return self._is_known(m) or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        stack = traceback.extract_stack()[:-1]
+        began = max(i for i, frame in enumerate(stack) if frame.filename == __file__)  # where tracing was called
+        node.meta["own_frames"] = [frame for frame in stack[began + 1 :] if not _is_torch(frame.filename)]
+        return node
 
 
 def _record(net: nn.Module, is_known: Callable[[nn.Module], bool]) -> fx.GraphModule:
@@ -242,12 +249,8 @@ _MODULES = nn.ModuleDict()
 
 def _place(node: fx.Node) -> str:
     """``file.py:12, x = F.relu(x)``: the innermost line of the user's own code."""
-    frames = re.findall(r'File "(.+?)", line (\d+), in .+\n\s*(.*)', node.stack_trace or "")
-    own = [frame for frame in frames if not _is_torch(frame[0])]
-    if not own:
-        return ""
-    file, line, text = own[-1]
-    return f"{Path(file).name}:{line}, `{text.strip()}`"
+    own = node.meta.get("own_frames")
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
 
 
 def _culprit(error: BaseException) -> str:
