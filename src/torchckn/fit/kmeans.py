@@ -35,7 +35,7 @@ def spherical_kmeans(
     *,
     restarts: int = 1,
     iterations: int = 100,
-    tol: float = 5e-7,
+    tol: float = 3e-7,
     generator: torch.Generator | None = None,
     chunk: int = 2**22,
 ) -> KMeansResult:
@@ -79,15 +79,15 @@ def _seed(points: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
     candidates = 2 + int(torch.tensor(float(k)).log().item())
     first = int(torch.randint(len(points), (1,), generator=generator))
     chosen = [first]
-    distance = (1 - points @ points[first]).clamp_(min=0)
+    nearest = points @ points[first]  # of each point, the cosine with the nearest centroid so far
     for _ in range(k - 1):
-        weights = distance.double().cpu()
+        weights = (1 - nearest).clamp_(min=0).double().cpu()
         if float(weights.sum()) <= 0:  # fewer different directions than centroids
             weights = torch.ones_like(weights)
         drawn = torch.multinomial(weights, candidates, replacement=True, generator=generator).to(points.device)
-        left = (points[drawn] @ points.T).neg_().add_(1).clamp_(min=0)  # (candidates, n)
-        best = int(torch.minimum(left, distance, out=left).sum(1).argmin())
-        distance = left[best]
+        after = torch.maximum(points[drawn] @ points.T, nearest)  # (candidates, n)
+        best = int(after.sum(1).argmax())
+        nearest = after[best]
         chosen.append(int(drawn[best]))
     return points[chosen].clone()
 
@@ -104,8 +104,17 @@ def _lloyd(points: Tensor, centroids: Tensor, iterations: int, tol: float, rows:
 
 
 def _assign(points: Tensor, centroids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    parts = [(some @ centroids.T).max(1) for some in points.split(rows)]
-    return torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts])
+    """The cosine of each point with its nearest centroid, and which that is."""
+    parts = [_row_maxima(some @ centroids.T) for some in points.split(rows)]
+    return torch.cat([values for values, _ in parts]), torch.cat([indices for _, indices in parts])
+
+
+def _row_maxima(cosines: Tensor) -> tuple[Tensor, Tensor]:
+    if cosines.device.type == "cpu" and cosines.dtype in (torch.float32, torch.float64):
+        # numpy's argmax is vectorised where torch's is not: up to three times faster
+        return cosines.amax(1), torch.from_numpy(cosines.numpy().argmax(1))
+    values, indices = cosines.max(1)
+    return values, indices
 
 
 def _update(points: Tensor, centroids: Tensor, cosines: Tensor, nearest: Tensor) -> Tensor:
