@@ -64,11 +64,13 @@ def _gradient_claim(text: str, where: str, worse: str, better: str, least: float
         found = [r for r in results.of("gradient") if filters is None or r["filters"] in filters]
         if not found:
             return None
-        ratios = {
-            f: _ratio_of_errors([r for r in found if r["filters"] == f], "errors", worse, better) for f in _filters(found)
-        }
-        shown = ", ".join(f"{value:.1f} times ({f} filters)" for f, value in ratios.items())
-        return f"{shown} smaller", len(found), _verdict([value >= least for value in ratios.values()])
+        shown, outcomes = [], []
+        for key, what in (("root_errors", "the root's own"), ("errors", "a float32 network's")):
+            groups = {f: [r for r in found if r["filters"] == f] for f in _filters(found)}
+            ratios = {f: _ratio_of_errors(group, key, worse, better) for f, group in groups.items()}
+            outcomes += [value >= least for value in ratios.values()]
+            shown.append(f"{what} error: " + ", ".join(f"{value:.1f} times ({f} filters)" for f, value in ratios.items()))
+        return f"{'; '.join(shown)} smaller", len(found), _verdict(outcomes)
 
 
 def _ratio_of_errors(found: Sequence[Result], key: str, over: str, under: str) -> float:

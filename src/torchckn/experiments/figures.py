@@ -132,11 +132,8 @@ def _over_filters(experiment: Experiment, found: list[Result]) -> list[Figure]:
             by_filters = sorted(grouped(results, ["filters"]).items())
             points = [(key[0], [100 * r[how.value] for r in group]) for key, group in by_filters]
             _spread(axes, points, colour, _line_of_networks(lines, line, experiment.name))
-        axes.set_xscale("log", base=2)
-        ticks = sorted({result["filters"] for result in inside})
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        _count_filters(axes, inside)
         axes.set_title(f"{_in_words(how.panels, values)} on {_data(inside)}", fontsize=9)
-        axes.set_xlabel("filters a layer")
         axes.set_ylabel("test accuracy (%)")
         axes.legend(frameon=False, fontsize=7, loc="lower right")
     return [figure]
@@ -160,20 +157,27 @@ def _line_of_networks(names: Sequence[str], line: tuple[Any, ...], experiment: s
 
 
 def _errors(experiment: Experiment, found: list[Result]) -> list[Figure]:
-    figure, (axes,) = _panels(1, 1, 3.6)
-    methods = list(found[0]["errors"])
-    for colour, method in zip(itertools.cycle(COLOURS), methods, strict=False):
-        by_filters = sorted(grouped(found, ["filters"]).items())
-        points = [(key[0], [r["errors"][method] for r in group]) for key, group in by_filters]
-        _spread(axes, points, colour, say_method(method))
+    figure, grid = _panels(2, 2, 3.6)
+    titles = {"root_errors": "only the inverse root in float32", "errors": "the whole network in float32"}
+    for axes, (key, title) in zip(grid, titles.items(), strict=True):
+        for colour, method in zip(itertools.cycle(COLOURS), found[0][key], strict=False):
+            by_filters = sorted(grouped(found, ["filters"]).items())
+            _spread(
+                axes, [(name[0], [r[key][method] for r in group]) for name, group in by_filters], colour, say_method(method)
+            )
+        _count_filters(axes, found)
+        axes.set_yscale("log")
+        axes.set_title(title, fontsize=9)
+        axes.set_ylabel("relative error of the gradient")
+        axes.legend(frameon=False, fontsize=7)
+    return [figure]
+
+
+def _count_filters(axes: Axes, found: Sequence[Result]) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     ticks = sorted({result["filters"] for result in found})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("filters a layer")
-    axes.set_ylabel("relative error of the gradient")
-    axes.legend(frameon=False, fontsize=7)
-    return [figure]
 
 
 def say_method(method: str) -> str:

@@ -84,10 +84,11 @@ def _gradient_table(found: Sequence[Result]) -> str:
     methods = list(found[0]["errors"])
     rows = []
     for (filters,), results in sorted(grouped(found, ["filters"]).items()):
-        errors = [f"{statistics.mean(r['errors'][method] for r in results):.1e}" for method in methods]
-        differences = f"{statistics.mean(r['finite_differences'] for r in results):.0e}"
-        rows.append((str(filters), *errors, differences, str(len(results))))
-    return _table(("filters", *map(say_method, methods), "float64 against differences", "seeds"), rows)
+        for key, what in (("root_errors", "the root"), ("errors", "all")):
+            errors = [f"{statistics.mean(r[key][method] for r in results):.1e}" for method in methods]
+            differences = f"{statistics.mean(r['finite_differences'] for r in results):.0e}"
+            rows.append((str(filters), what, *errors, differences, str(len(results))))
+    return _table(("filters", "in float32", *map(say_method, methods), "float64 against differences", "seeds"), rows)
 
 
 def _with_spread(results: Sequence[Result], key: str) -> str:
