@@ -600,3 +600,16 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) ->
     checkpoint = runs.read_checkpoint(tmp_path / "run")
     assert checkpoint is not None
     assert checkpoint[1]["step"] == steps[-1] >= 3
+
+
+def test_a_convnet_starts_from_its_own_random_classifier(tmp_path: Path) -> None:
+    convnet = torchckn.ScaledConvNet(zoo.build("lenet5", filters=4, padding=2), (1, 28, 28)).initialize_(0.2)
+    before = convnet.head.weight.detach().clone()
+    digits = data.load("mnist-mini").train
+    part = data.Part(digits.images[:200], digits.labels[:200])
+    result = torchckn.train(convnet, part, part, method="sgd", steps=1, lr=1e-9, final_head=False)
+    torch.testing.assert_close(convnet.head.weight.detach(), before)
+    assert result.start is None
+    assert result.lam == 2**-17
+    torchckn.train(convnet, part, part, method="sgd", steps=1, lr=1e-9, lam=0.5, final_head=False)
+    assert float(convnet.lam) == 0.5

@@ -46,7 +46,7 @@ def main(folder: Path, seed: int = 0, steps: int = STEPS) -> dict[str, float]:
         generator=generator,
         on_step=lambda record: None if kept else kept.append(first.weight.detach().clone()),
     )
-    console.print("Training the ConvNet: SGD with momentum, its step size searched as in the paper ...")
+    console.print("Training the ConvNet: SGD with momentum, from random weights ...")
     convnet = ScaledConvNet(lenet, (1, 28, 28), pixels, generator=generator).initialize_(0.2, generator)
     theirs = train(convnet, training, validation, method="sgd", steps=steps, batch_size=BATCH, generator=generator)
 

@@ -132,8 +132,9 @@ class _Bench:
 
     def _start(self, net: Classifier) -> dict[str, Any]:
         clock, known = time.perf_counter(), {}
-        if isinstance(net, CKN):
-            fit_filters(net, self.images.train, self.settings.patches, generator=self.generator())
+        if not isinstance(net, CKN):
+            return {"start_seconds": 0.0}  # a ConvNet begins as random as it is
+        fit_filters(net, self.images.train, self.settings.patches, generator=self.generator())
         if self.cell.measure != "gradient":
             found = fit_head(net, self.images.train, self.images.valid, loss=self.settings.loss)
             known = {"start_valid_accuracy": found.accuracy, "start_lam": found.lam}
