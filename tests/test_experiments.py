@@ -31,6 +31,7 @@ from torchckn.kernels import RBFSphere
 from torchckn.nn.functional import filter_gram
 from torchckn.nn.invsqrt import newton
 from torchckn.nn.whitening import whiten
+from torchckn.plots import look_past_start, new_figure
 
 ROOT = Path(__file__).parent.parent
 
@@ -464,3 +465,11 @@ def test_values_are_said_in_words() -> None:
     assert figures.say("options.bias", True) == "with biases"
     assert figures.say("bandwidths", False) == "without trained bandwidths"
     assert figures.say("slip", "none") == "as it should be"
+
+
+def test_a_start_by_chance_goes_off_the_picture_and_others_stay_on_it() -> None:
+    for first, shown in ((10.0, False), (90.0, True)):
+        (axes,) = [new_figure(1, 1).subplots()]
+        axes.plot([first, 95.0, 98.0])
+        look_past_start(axes, [[first, 95.0, 98.0]])
+        assert (axes.get_ylim()[0] <= first) == shown

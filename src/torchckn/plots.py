@@ -14,6 +14,7 @@ from torch import Tensor
 from .errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: told apart by people with any kind of colour vision (Okabe and Ito)
@@ -37,16 +38,29 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     return path
 
 
+def look_past_start(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
+    """Let a start by chance go off the picture, where it would press everything after it into a line."""
+    later = [value for curve in curves for value in curve[1:]]
+    if not later:
+        return
+    span = max(max(later) - min(later), 0.5)
+    if min(curve[0] for curve in curves) < min(later) - 2 * span:
+        axes.set_ylim(min(later) - span / 4, max(later) + span / 4)
+
+
 def accuracy_curves(histories: Mapping[str, History], path: str | os.PathLike[str]) -> Path:
     """Validation accuracy over steps and over seconds, one line for each history."""
     figure = new_figure(8, 3.4)
     for axes, key, label in zip(
         figure.subplots(1, 2, sharey=True), ("step", "seconds"), ("steps", "seconds of training"), strict=True
     ):
+        curves = []
         for colour, (name, history) in zip(COLOURS, histories.items(), strict=False):
             taken = [record for record in history if "valid_accuracy" in record]
             heights = [100 * record["valid_accuracy"] for record in taken]
             axes.plot([record[key] for record in taken], heights, "o-", color=colour, label=name, markersize=3)
+            curves.append(heights)
+        look_past_start(axes, curves)
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..plots import COLOURS, new_figure, save_figure
+from ..plots import COLOURS, look_past_start, new_figure, save_figure
 from .results import Result, Results
 from .spec import Experiment
 
@@ -94,8 +94,12 @@ def _curves(experiment: Experiment, found: list[Result]) -> list[Figure]:
     for name, label in (("steps", "steps"), ("seconds", "seconds, set-up included")):
         figure, grid = _panels(len(panels), 2)
         for axes, (values, inside) in zip(grid, panels.items(), strict=True):
+            curves: list[list[float]] = []
             for colour, (line, results) in zip(itertools.cycle(COLOURS), grouped(inside, how.lines).items(), strict=False):
-                _spread(axes, _over(results, name), colour, _in_words(how.lines, line))
+                points = _over(results, name)
+                _spread(axes, points, colour, _in_words(how.lines, line))
+                curves += [list(curve) for curve in zip(*(values for _, values in points), strict=True)]
+            look_past_start(axes, curves)
             axes.set_title(f"{_in_words(how.panels, values)}, {_data(inside)}", fontsize=9)
             axes.set_xlabel(label)
             axes.set_ylabel("validation accuracy (%)")

@@ -219,6 +219,7 @@ def train(
 # Reusing the classifier saves a third of the time. LeNet-5 does not mind: 98.2 % after 300 steps and 24 s, against 98.25 % after
 # 34 s. All-CNN-C does: with the penalty that its classifier chooses (2^-33) it falls from 37 to 32 % in 25 steps, where the exact
 # classifier rises to 45 %. So exact is the default.
+# ConvNets, 300 steps on the embedded digits: from 0.1, 0.3, 1 LeNet-5 has 93.5, 95.4, 89.8 %, LeNet-1 96.5, 97.3, 97.4 %.
 DEFAULT_LR: dict[str, str] = {"ulr": "falling:0.015625", "sgo": "search", "sgo-ball": "root:1", "sgd": "falling:0.3"}
 
 
