@@ -241,6 +241,16 @@ def test_the_step_size_with_the_best_trial_is_taken(tmp_path: Path) -> None:
     assert found["lr"] == "falling:1e-09", "steps that are far too long lose"
 
 
+def test_seeds_and_lengths_share_one_choice_of_a_step_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = {"lr": None, "lrs": [0.01, 1e-9], "trial_steps": 2}
+    first, second, longer = cell(**tuned), replace(cell(**tuned), seed=1), cell("longer", steps=4, **tuned)
+    files = [cells.trials_file(tmp_path, each) for each in (first, second, longer)]
+    assert files[0] == files[1] == files[2] != cells.trials_file(tmp_path, cell(batch_size=10, **tuned))
+    found = run_cell(second, tmp_path)["measured"]["trials"]
+    monkeypatch.setattr(cells, "_try", lambda *_: pytest.fail("tried again"))
+    assert run_cell(first, tmp_path)["measured"]["trials"] == run_cell(longer, tmp_path)["measured"]["trials"] == found
+
+
 def test_networks_without_labels_are_measured(tmp_path: Path) -> None:
     found = run_cell(cell(measure="unsupervised"), tmp_path)["measured"]
     assert 0.5 < found["test_accuracy"] < 1

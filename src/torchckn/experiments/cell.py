@@ -1,7 +1,9 @@
 """One cell of an experiment, from nothing to a JSON file.
 
 Cells that begin alike (the same network without labels, the same seed) share that beginning: it is computed once and kept in
-``work/starts``. A cell that is interrupted goes on where it was. Read next: :mod:`torchckn.experiments.runner`.
+``work/starts``. Cells that differ in their seed alone, or in their number of steps, share the choice of a step size, made with
+the first seed and kept in ``work/trials``. A cell that is interrupted goes on where it was. Read next:
+:mod:`torchckn.experiments.runner`.
 
     python -m torchckn.experiments.cell FOLDER THREADS PARENT CELL
 """
@@ -16,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,9 @@ _LATER = {
     *("method", "steps", "batch_size", "lr", "momentum", "tau", "lam", "hessian", "head_update", "bandwidths", "rollback"),
     *("evaluate_every", "checkpoint_every", "inverse_sqrt"),
 }
+
+#: Settings that do not change which step size is taken.
+_UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
 
 
 def run_cell(cell: Cell, folder: Path) -> None:
@@ -84,15 +89,27 @@ def _copied(cell: Cell, folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def start_key(cell: Cell) -> str:
-    """Cells of the same key share their beginning."""
-    slip = cell.extras.get("slip")
-    begins = cell.settings.model_dump(exclude=_LATER) | {"head": cell.measure != "gradient"}
-    return _digest(begins | {"slip": slip if slip == "half-whitening" else None})
+def shared_files(folder: Path, cell: Cell) -> list[Path]:
+    """What the first of some cells computes for all of them: a cell that needs one waits until it is there."""
+    return [start_file(folder, cell), *([trials_file(folder, cell)] if _is_to_be_tuned(cell) else [])]
 
 
 def start_file(folder: Path, cell: Cell) -> Path:
-    return folder / "work" / "starts" / f"{start_key(cell)}.safetensors"
+    """The network before its first step: the same for cells that differ in later settings alone."""
+    slip = cell.extras.get("slip")
+    begins = cell.settings.model_dump(exclude=_LATER) | {"head": cell.measure != "gradient"}
+    key = _digest(begins | {"slip": slip if slip == "half-whitening" else None})
+    return folder / "work" / "starts" / f"{key}.safetensors"
+
+
+def trials_file(folder: Path, cell: Cell) -> Path:
+    """Accuracies of the step sizes: the same for cells that differ in their seed or their number of steps alone."""
+    given = essence(cell.settings, cell.extras)
+    return folder / "work" / "trials" / f"{_digest({k: v for k, v in given.items() if k not in _UNTRIED})}.json"
+
+
+def _is_to_be_tuned(cell: Cell) -> bool:
+    return cell.measure == "train" and cell.settings.lr is None and "lrs" in cell.extras
 
 
 def _digest(what: dict[str, Any]) -> str:
@@ -171,23 +188,33 @@ def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any
 
 
 def _tuned(bench: _Bench) -> tuple[Any, dict[str, float]]:
-    """The step size whose short trial has the best validation accuracy, and the accuracies of all of them."""
-    extras = bench.cell.extras
-    if bench.settings.lr is not None or "lrs" not in extras:
+    """The step size whose short trial, with the first seed, has the best validation accuracy; and the accuracies of all."""
+    if not _is_to_be_tuned(bench.cell):
         return bench.settings.lr, {}
-    file = bench.work / "trials.json"
+    file = trials_file(bench.folder, bench.cell)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        if not file.exists():
+            first = replace(bench.cell, seed=0)
+            _try(replace(bench, cell=first, images=load_images(first.settings)), file.with_suffix(".part")).replace(file)
+    trials: dict[str, float] = json.loads(file.read_text())
+    return max(trials, key=lambda lr: trials[lr]), trials
+
+
+def _try(bench: _Bench, file: Path) -> Path:
+    """Write down what each step size comes to; the file has what was tried before an interruption."""
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
-    for lr in (f"falling:{number}" for number in extras["lrs"]):
+    steps = bench.cell.extras["trial_steps"]
+    for lr in (f"falling:{number}" for number in bench.cell.extras["lrs"]):
         if lr not in trials:
             net, _ = bench.started()
-            steps = extras["trial_steps"]
             try:
                 result = bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
                 trials[lr] = result.history[-1]["valid_accuracy"]
             except NumericalError:
                 trials[lr] = 0.0
             write_atomically(file, json.dumps(trials).encode())
-    return max(trials, key=lambda lr: trials[lr]), trials
+    return file
 
 
 def _measure_without_labels(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:

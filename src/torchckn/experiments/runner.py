@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import CKNError, ConfigError
-from .cell import start_file, start_key
+from .cell import shared_files
 from .results import Results, is_finished, read_results
 from .spec import Cell
 
@@ -89,10 +89,9 @@ class _Running:
         return [process.cell for process in self.processes]
 
     def next_of(self, left: Sequence[Cell]) -> int:
-        """The first one that does not have to wait for another one to compute the beginning that they share."""
-        busy = {start_key(cell) for cell in self.cells}
-        free = (i for i, cell in enumerate(left) if start_key(cell) not in busy or start_file(self.folder, cell).exists())
-        return next(free, 0)
+        """The first one that does not have to wait for another one to compute what they share."""
+        busy = {file for cell in self.cells for file in shared_files(self.folder, cell) if not file.exists()}
+        return next((i for i, cell in enumerate(left) if busy.isdisjoint(shared_files(self.folder, cell))), 0)
 
     def start(self, cell: Cell) -> None:
         log = self.folder / "work" / "logs" / cell.scale / f"{cell.name}.log"
