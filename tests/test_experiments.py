@@ -447,6 +447,19 @@ def test_further_claims_are_judged() -> None:
         assert next(j for c, j in verdicts(run).items() if c.startswith("Released run, LeNet-5")).verdict == verdict
 
 
+def test_one_thing_changed_is_judged_on_every_network() -> None:
+    def runs(lenet: float, allcnn: float) -> list[Result]:
+        found = [result("kernels", network=n, kernel="rbf:0.6", test_accuracy=0.7) for n in ("lenet5", "allcnn")]
+        changed = {"lenet5": lenet, "allcnn": allcnn}
+        return found + [result("kernels", network=n, kernel="arccosine:1", test_accuracy=a) for n, a in changed.items()]
+
+    for lenet, allcnn, verdict in ((0.71, 0.70, "holds"), (0.71, 0.6, "holds in part"), (0.6, 0.6, "does not hold")):
+        judged = next(j for c, j in verdicts(*runs(lenet, allcnn)).items() if "arc-cosine" in c)
+        assert judged.verdict == verdict
+        assert judged.measured == f"LeNet-5 {100 * lenet - 70:+.1f} %, All-CNN-C {100 * allcnn - 70:+.1f} %"
+        assert judged.runs == 4
+
+
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     file = tmp_path / "results" / "cpu" / "one" / "x.json"
     file.parent.mkdir(parents=True)

@@ -30,6 +30,7 @@ from safetensors.torch import save as to_bytes
 
 from .. import runs
 from ..building import Images, build_network, load_images, training_arguments
+from ..data import Part
 from ..errors import CKNError, NumericalError
 from ..fit import evaluate, fit_filters, fit_head, train
 from ..nn.network import CKN, Classifier
@@ -49,6 +50,8 @@ _LATER = {
 
 #: Settings that do not change which step size is taken.
 _UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
+#: Training images that the classifier of a trial is fitted to.
+_TRIAL_IMAGES = 10_000
 
 
 def run_cell(cell: Cell, folder: Path) -> None:
@@ -202,15 +205,20 @@ def _tuned(bench: _Bench) -> tuple[Any, dict[str, float]]:
 
 
 def _try(bench: _Bench, file: Path) -> Path:
-    """Write down what each step size comes to; the file has what was tried before an interruption."""
+    """Write down what each step size comes to, with a classifier fitted to the filters as they are then.
+
+    The classifier of the last step is that of a few images, the noisier the longer the steps are; it would speak for short ones.
+    The file has what was tried before an interruption.
+    """
+    some = Part(*(values[:_TRIAL_IMAGES] for values in bench.images.train))
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     steps = bench.cell.extras["trial_steps"]
     for lr in (f"falling:{number}" for number in bench.cell.extras["lrs"]):
         if lr not in trials:
             net, _ = bench.started()
             try:
-                result = bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
-                trials[lr] = result.history[-1]["valid_accuracy"]
+                bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
+                trials[lr] = fit_head(net, some, bench.images.valid, loss=bench.settings.loss).accuracy
             except NumericalError:
                 trials[lr] = 0.0
             write_atomically(file, json.dumps(trials).encode())

@@ -291,6 +291,51 @@ _released_claim("lenet5", {100: 98.8, 10_000: 99.1})
 _released_claim("allcnn", {100: 55.6, 10_000: 76.3})
 
 
+# Beyond the paper: one thing changed, the same seeds.
+
+
+def _comparison(text: str, experiment: str, this: dict[str, Any], that: dict[str, Any], least: float = -MARGIN) -> None:
+    """This minus that is at least so many per cent, on every network of the experiment. Differences are of test accuracies."""
+
+    @_claim(text, "beyond")
+    def _difference(results: Results) -> tuple[str, int, Verdict] | None:
+        shown, outcomes, runs = [], [], 0
+        for network in dict.fromkeys(r["network"] for r in results.of(experiment)):
+            first, second = (results.of(experiment, network=network, **wanted) for wanted in (this, that))
+            differences = _differences(results, first, second, "test_accuracy")
+            if differences:
+                shown.append(f"{NAMES[network]} {_mean(differences):+.1f} %")
+                outcomes.append(_mean(differences) >= least)
+                runs += 2 * len(differences)
+        return (", ".join(shown), runs, _verdict(outcomes)) if shown else None
+
+
+_comparison(
+    "The kernel that matches the activation, arc-cosine, does as well as RBF (16 filters)",
+    *("kernels", {"kernel": "arccosine:1"}, {"kernel": "rbf:0.6"}),
+)
+_comparison(
+    "Trained bandwidths do better than fixed ones (16 filters)",
+    *("bandwidths", {"bandwidths": True}, {"bandwidths": False}, MARGIN),
+)
+_comparison(
+    "ConvNets, too, are trained better by ULR than by SGD (16 filters, as many steps)",
+    *("convnet-ulr", {"method": "ulr"}, {"method": "sgd"}, MARGIN),
+)
+_comparison(
+    "Slip: with the diagonal Hessian of the right sign, ULR does better than with the opposite one (8 filters)",
+    *("slips", {"slip": "none", "hessian": "diag"}, {"slip": "diagonal-sign"}, MARGIN),
+)
+_comparison(
+    "Slip: with the penalty that ULR has, SGO does better than without one (8 filters)",
+    *("slips", {"slip": "none", "method": "sgo"}, {"slip": "sgo-without-penalty"}, MARGIN),
+)
+_comparison(
+    "Slip: whitening does better than half of it, the inverse fourth root (8 filters)",
+    *("slips", {"slip": "none", "method": "ulr", "hessian": "auto"}, {"slip": "half-whitening"}, MARGIN),
+)
+
+
 def _differences(results: Results, first: list[Result], second: list[Result], key: str) -> list[float]:
     """In per cent, seed by seed."""
     return [100 * (a[key] - b[key]) for a, b in results.paired(first, second)]
