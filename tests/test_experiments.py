@@ -235,10 +235,10 @@ def test_processes_do_not_wait_for_a_beginning_that_another_one_computes(tmp_pat
 
 
 def test_the_step_size_with_the_best_trial_is_taken(tmp_path: Path) -> None:
-    found = run_cell(cell(lr=None, lrs=[100.0, 1e-9], trial_steps=5, steps=5), tmp_path)["measured"]
-    assert found["trials"].keys() == {"falling:1e-09", "falling:100.0"}
+    found = run_cell(cell(lr=None, lrs=[1e-9, 0.03], trial_steps=40, steps=3), tmp_path)["measured"]
+    assert found["trials"].keys() == {"falling:1e-09", "falling:0.03"}
     assert found["lr"] == max(found["trials"], key=lambda lr: found["trials"][lr])
-    assert found["lr"] == "falling:1e-09", "steps that are far too long lose"
+    assert found["lr"] == "falling:0.03", "steps that lead nowhere lose"
 
 
 def test_seeds_and_lengths_share_one_choice_of_a_step_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

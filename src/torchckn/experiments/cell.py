@@ -218,7 +218,8 @@ def _try(bench: _Bench, file: Path) -> Path:
             net, _ = bench.started()
             try:
                 bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
-                trials[lr] = fit_head(net, some, bench.images.valid, loss=bench.settings.loss).accuracy
+                found = fit_head(net, some, bench.images.valid, loss=bench.settings.loss).accuracy
+                trials[lr] = 0.0 if found is None else found
             except NumericalError:
                 trials[lr] = 0.0
             write_atomically(file, json.dumps(trials).encode())
