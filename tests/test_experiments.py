@@ -251,6 +251,12 @@ def test_seeds_and_lengths_share_one_choice_of_a_step_size(tmp_path: Path, monke
     assert run_cell(first, tmp_path)["measured"]["trials"] == run_cell(longer, tmp_path)["measured"]["trials"] == found
 
 
+def test_results_without_training_do_not_depend_on_how_it_would_be(tmp_path: Path) -> None:
+    run_cell(cell(measure="unsupervised"), tmp_path)
+    assert is_finished(tmp_path, cell(measure="unsupervised", steps=4, lrs=[1.0]))
+    assert not is_finished(tmp_path, cell(measure="unsupervised", patches=400))
+
+
 def test_networks_without_labels_are_measured(tmp_path: Path) -> None:
     found = run_cell(cell(measure="unsupervised"), tmp_path)["measured"]
     assert 0.5 < found["test_accuracy"] < 1

@@ -37,16 +37,9 @@ from ..nn.network import CKN, Classifier
 from ..settings import Settings
 from ..storage import write_atomically
 from .gradient import gradient_errors
-from .results import essence, is_finished, read_results, result_file
+from .results import LATER, essence, is_finished, read_results, result_file
 from .spec import Cell
 from .variants import with_newton_iterations, with_slip
-
-#: Settings that do not change what a network is before its first step. (The inverse root might, by its rounding: a shared
-#: beginning is that of whichever method came first, so that methods are compared from one and the same.)
-_LATER = {
-    *("method", "steps", "batch_size", "lr", "momentum", "tau", "lam", "hessian", "head_update", "bandwidths", "rollback"),
-    *("evaluate_every", "checkpoint_every", "inverse_sqrt"),
-}
 
 #: Settings that do not change which step size is taken.
 _UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
@@ -56,7 +49,7 @@ _TRIAL_IMAGES = 10_000
 
 def run_cell(cell: Cell, folder: Path) -> None:
     """Measure a cell and write what came out; nothing is done if it is there already."""
-    work = folder / "work" / cell.scale / f"{cell.name}-{_digest(essence(cell.settings, cell.extras))}"
+    work = folder / "work" / cell.scale / f"{cell.name}-{_digest(essence(cell.settings, cell.extras, cell.measure))}"
     work.mkdir(parents=True, exist_ok=True)
     clock = time.perf_counter()
     with FileLock(work.parent / f".{work.name}.lock"):
@@ -98,16 +91,20 @@ def shared_files(folder: Path, cell: Cell) -> list[Path]:
 
 
 def start_file(folder: Path, cell: Cell) -> Path:
-    """The network before its first step: the same for cells that differ in later settings alone."""
+    """The network before its first step: the same for cells that differ in later settings alone.
+
+    The inverse root might change it, by its rounding: a shared beginning is that of whichever method came first, so that methods
+    are compared from one and the same.
+    """
     slip = cell.extras.get("slip")
-    begins = cell.settings.model_dump(exclude=_LATER) | {"head": cell.measure != "gradient"}
+    begins = cell.settings.model_dump(exclude={*LATER, "inverse_sqrt"}) | {"head": cell.measure != "gradient"}
     key = _digest(begins | {"slip": slip if slip == "half-whitening" else None})
     return folder / "work" / "starts" / f"{key}.safetensors"
 
 
 def trials_file(folder: Path, cell: Cell) -> Path:
     """Accuracies of the step sizes: the same for cells that differ in their seed or their number of steps alone."""
-    given = essence(cell.settings, cell.extras)
+    given = essence(cell.settings, cell.extras, cell.measure)
     return folder / "work" / "trials" / f"{_digest({k: v for k, v in given.items() if k not in _UNTRIED})}.json"
 
 

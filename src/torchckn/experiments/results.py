@@ -42,8 +42,8 @@ class Result:
 
     def is_of(self, cell: Cell) -> bool:
         """Whether this is what the cell would measure, as its experiment has it now."""
-        theirs = essence(Settings(**self.settings), self.extras)
-        return self.measure == cell.measure and theirs == essence(cell.settings, cell.extras)
+        theirs = essence(Settings(**self.settings), self.extras, self.measure)
+        return self.measure == cell.measure and theirs == essence(cell.settings, cell.extras, cell.measure)
 
     def seconds_at(self, record: dict[str, Any]) -> float:
         """From nothing to this record: what the network was before its first step took time as well."""
@@ -54,13 +54,23 @@ class Result:
         return float(self.history[-1]["seconds"]) if self.history else 0.0
 
 
-def essence(settings: Settings, extras: dict[str, Any]) -> dict[str, Any]:
+#: Settings of training, which do not change what a network is before its first step.
+LATER = {
+    *("method", "steps", "batch_size", "lr", "momentum", "tau", "lam", "hessian", "head_update", "bandwidths", "rollback"),
+    *("evaluate_every", "checkpoint_every"),
+}
+_LATER_EXTRAS = {"lrs", "trial_steps", "final_head"}
+
+
+def essence(settings: Settings, extras: dict[str, Any], measure: str) -> dict[str, Any]:
     """What a result depends on, whatever it is called."""
     plain = {key: value for key, value in extras.items() if key != "budget" and value != "none"}
     if settings.lr is not None:
         plain = {key: value for key, value in plain.items() if key not in ("lrs", "trial_steps")}
     if settings.inverse_sqrt != "newton":
         plain.pop("newton_iterations", None)
+    if measure != "train":
+        return settings.model_dump(exclude=LATER) | {"extras": {k: v for k, v in plain.items() if k not in _LATER_EXTRAS}}
     return settings.model_dump() | {"method": settings.training_method, "checkpoint_every": None, "extras": plain}
 
 
