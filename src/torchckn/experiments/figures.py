@@ -139,7 +139,7 @@ def _over_filters(experiment: Experiment, found: list[Result]) -> list[Figure]:
         _count_filters(axes, inside)
         axes.set_title(f"{_in_words(how.panels, values)} on {_data(inside)}", fontsize=9)
         axes.set_ylabel("test accuracy (%)")
-        axes.legend(frameon=False, fontsize=7, loc="lower right")
+        axes.legend(frameon=False, fontsize=7, loc="best")
     return [figure]
 
 
