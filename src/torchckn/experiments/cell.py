@@ -129,6 +129,13 @@ class _Bench:
     def settings(self) -> Settings:
         return self.cell.settings
 
+    def with_seed(self, seed: int) -> _Bench:
+        """The same cell with this seed, which also draws its training and validation images."""
+        if seed == self.cell.seed:
+            return self
+        cell = replace(self.cell, seed=seed)
+        return replace(self, cell=cell, images=load_images(cell.settings))
+
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.settings.seed)
 
@@ -195,8 +202,7 @@ def _tuned(bench: _Bench) -> tuple[Any, dict[str, float]]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
         if not file.exists():
-            first = replace(bench.cell, seed=0)
-            _try(replace(bench, cell=first, images=load_images(first.settings)), file.with_suffix(".part")).replace(file)
+            _try(bench.with_seed(0), file.with_suffix(".part")).replace(file)
     trials: dict[str, float] = json.loads(file.read_text())
     return max(trials, key=lambda lr: trials[lr]), trials
 

@@ -59,18 +59,19 @@ LATER = {
     *("method", "steps", "batch_size", "lr", "momentum", "tau", "lam", "hessian", "head_update", "bandwidths", "rollback"),
     *("evaluate_every", "checkpoint_every"),
 }
-_LATER_EXTRAS = {"lrs", "trial_steps", "final_head"}
 
 
 def essence(settings: Settings, extras: dict[str, Any], measure: str) -> dict[str, Any]:
     """What a result depends on, whatever it is called."""
-    plain = {key: value for key, value in extras.items() if key != "budget" and value != "none"}
-    if settings.lr is not None:
-        plain = {key: value for key, value in plain.items() if key not in ("lrs", "trial_steps")}
+    trains = measure == "train"
+    unused = {"budget"} if trains else {"budget", "final_head"}
+    if settings.lr is not None or not trains:
+        unused |= {"lrs", "trial_steps"}
     if settings.inverse_sqrt != "newton":
-        plain.pop("newton_iterations", None)
-    if measure != "train":
-        return settings.model_dump(exclude=LATER) | {"extras": {k: v for k, v in plain.items() if k not in _LATER_EXTRAS}}
+        unused.add("newton_iterations")
+    plain = {key: value for key, value in extras.items() if key not in unused and value != "none"}
+    if not trains:
+        return settings.model_dump(exclude=LATER) | {"extras": plain}
     return settings.model_dump() | {"method": settings.training_method, "checkpoint_every": None, "extras": plain}
 
 
