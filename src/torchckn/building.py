@@ -104,7 +104,7 @@ def _dressed(
     generator: torch.Generator | None,
 ) -> Classifier:
     if settings.kind == "convnet":
-        convnet = ScaledConvNet(net, shape, pixels, generator=generator)
+        convnet = ScaledConvNet(net, shape, pixels, settings.centring, generator=generator)
         if convnet.head.out_features != classes:
             raise ConfigError(
                 f"the network gives {convnet.head.out_features} scores, the data have {classes} classes; build it for {classes}"
@@ -125,6 +125,7 @@ def _dressed(
         inverse_sqrt=settings.inverse_sqrt,
         classes=classes,
         preprocessing=pixels,
+        centring=settings.centring,
         generator=generator,
     )
 

@@ -33,6 +33,9 @@ class Settings(BaseModel):
     )
     linear_kernel: str = Field("rbf:0.6", description="Of layers without a nonlinearity: linear, or as for --kernel.")
     inverse_sqrt: Literal["auto", "eigh", "newton", "svd"] = Field("auto", description="Method of the inverse square root.")
+    centring: Literal["image", "feature", "none"] = Field(
+        "image", description="Mean taken off features: per image, or feature."
+    )
     init_std: float | None = Field(None, gt=0, description="Spread of a ConvNet's first weights; in the zoo, the paper's.")
     method: Literal["ulr", "sgo", "sgo-ball", "sgd"] | None = Field(None, description="By default ulr, sgd for ConvNets.")
     steps: int = Field(500, ge=1, description="Mini-batches to train on.")

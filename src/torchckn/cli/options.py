@@ -71,7 +71,7 @@ def _option(name: str) -> inspect.Parameter:
 
 #: under which heading of the help a setting stands; the others are about training
 _PANELS = {
-    "Network": {"filters", "options", "kind", "kernel", "linear_kernel", "inverse_sqrt", "init_std"},
+    "Network": {"filters", "options", "kind", "kernel", "linear_kernel", "inverse_sqrt", "centring", "init_std"},
     "Images": {"data", "validation", "whiten"},
 }
 
