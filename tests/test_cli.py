@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 import torchckn
-from torchckn import cli, data, runs
+from torchckn import building, cli, data, runs
 from torchckn.settings import Settings
 
 Result = tuple[int, str, str]
@@ -185,6 +185,21 @@ def test_the_resolved_settings_are_in_the_run_and_it_is_resumed_from_them(
     status, out, _ = command("train", "--resume", tmp_path / "run", "--json")
     assert status == 0
     assert json.loads(out)["steps"] == 3
+
+
+@pytest.mark.parametrize("kind", ["ckn", "convnet"])
+def test_the_mean_taken_off_features_can_be_chosen_and_is_in_the_trained_network(
+    kind: str, command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    choice = f"--filters 4 --kind {kind} --centring feature --steps 1 --lr 0.01"
+    status, _, err = command(
+        "train", "lenet1", *choice.split(), "--data", place / "digits.npz", "--run", tmp_path / "run", "-q"
+    )
+    assert (status, err) == (0, "")
+    scaling = building.load_trained(tmp_path / "run").net.scaling
+    assert scaling.centring == "feature"
+    assert scaling.mean.shape == (4 * 4 * 4,)
+    assert scaling.mean.abs().sum() > 0
 
 
 def test_a_network_of_ones_own_is_trained_on_a_folder_of_ones_own(

@@ -37,7 +37,7 @@ def draw(experiment: Experiment, results: Results, folder: Path) -> None:
     if not found:
         return
     if experiment.figure.beside:
-        found += in_order(experiment, results.of(**experiment.figure.beside))
+        found = in_order(experiment, results.of(**experiment.figure.beside)) + found
     drawn = _KINDS[experiment.figure.kind](experiment, found)
     for name, figure in zip(figure_names(experiment), drawn, strict=True):
         save_figure(figure, folder / name)
@@ -62,6 +62,8 @@ def say(name: str, value: Any) -> str:
         return f"{'with' if value else 'without'} {FLAGS.get(name, name)}"
     if name == "budget":
         return f"equal {value}"
+    if name == "centring":
+        return f"features centred per {value}"
     if name == "slip":
         return "as it should be" if value == "none" else str(value).replace("-", " ")
     return TITLES.get(value, LINES.get(value, str(value)))
