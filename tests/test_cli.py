@@ -298,6 +298,7 @@ BAD: list[tuple[str, int, str]] = [
     ("train --data {p}/digits.npz --lr fast --run {p}/new2", 2, "unknown step size 'fast'"),
     ("train --data {p}/digits.npz --lr true --run {p}/new5", 2, "unknown step size 'true'"),
     ("train --data {p}/digits.npz --kind convnet --kernel match", 2, "kernel is for ckn only"),
+    ("train --data {p}/digits.npz --device gpu", 2, "device = 'gpu' cannot be used here"),
     ("train --data {p}/digits.npz --init-std 3", 2, "init_std is for convnet only"),
     ("train --data {p}/digits.npz --method sgo --tau 1", 2, "tau is for ulr only"),
     ("train --data {p}/digits.npz --lr -1 --run {p}/new3", 2, "positive number"),

@@ -163,6 +163,24 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
     spec.write_text(SPEC.replace('"small"', '"a/b"'))
     with pytest.raises(ConfigError, match="small.toml: name"):
         experiment(str(spec))
+    for right, wrong, message in (
+        ('panels = ["network"]', 'panels = ["netwrok"]', "figure: 'netwrok' is not among the variables of grid: network"),
+        ('panels = ["network"]', 'beside = { kind = "ckn" }', "figure.beside: expects an experiment's name"),
+        ('kind = "curves"', 'kind = "errors"', "the kind 'errors' is for the measure 'gradient'"),
+        ('paper = "nowhere"', 'paper = "nowhere"\nmeasure = "gradient"', "the kind 'errors' is for the measure 'gradient'"),
+        ("filters = [4]", "filters = []", "grid.filters: expects at least one value"),
+        ("filters = [4]", "seed = [4]", "grid: seed is not a variable"),
+    ):
+        spec.write_text(SPEC.replace(right, wrong))
+        with pytest.raises(ConfigError, match=f"small.toml: .*{re.escape(message)}"):
+            experiment(str(spec))
+    spec.write_text(SPEC.replace('kind = "curves"', 'kind = "over-filters"').replace("filters = [4]\n", ""))
+    with pytest.raises(ConfigError, match="the kind 'over-filters' wants filters in grid"):
+        experiment(str(spec))
+    with pytest.raises(ConfigError, match="lrs wants trial_steps"):
+        cell(lrs=[0.1]).check()
+    with pytest.raises(ConfigError, match="wants gradient = { images, directions, methods }"):
+        cell(measure="gradient").check()
     with pytest.raises(ConfigError, match="unknown experiment 'ulr-sdg'.*'ulr-sgo'"):
         experiment("ulr-sdg")
 
@@ -359,9 +377,9 @@ def test_the_runner_survives_a_kill_and_gives_what_it_would_have_given(spec: Pat
     assert early["seconds"] == pytest.approx(before[early["step"]], rel=1e-3), "it began anew"
     assert resumed["measured"]["test_accuracy"] == undisturbed["measured"]["test_accuracy"]
     assert [r["loss"] for r in resumed["history"][1:]] == [r["loss"] for r in undisturbed["history"][1:]]
-    written = (output / "results.md").read_text()
+    written = (output / "results-cpu.md").read_text()
     assert "A small experiment" in written
-    assert (output / "images" / "results" / "small-steps.png").stat().st_size > 1000
+    assert (output / "images" / "results-cpu" / "small-steps.png").stat().st_size > 1000
     again = subprocess.run([*command, str(output)], capture_output=True, text=True, check=True)
     assert "2 cells, 2 of them done before" in again.stdout
 

@@ -83,12 +83,12 @@ def test_further_claims_are_judged() -> None:
     for centring, runs in (("feature", 2), ("image", 0)):
         common = {"network": "allcnn", "filters": 8, "centring": centring, "history": [{"seconds": 1.0}]}
         ckn = result("centring", kind="ckn", test_accuracy=0.6, **common)
-        convnet = result("centring", kind="convnet", test_accuracy=0.5, options__bias=False, budget="steps", **common)
-        found = verdicts(ckn, convnet)
-        claim = (
-            "features centred per feature: the CKN is 3 to 16 % above the ConvNet (ConvNet without biases, as many steps)"
-        )
-        assert found[f"All-CNN-C, {claim}"].runs == runs
+        convnet = result("centring", kind="convnet", test_accuracy=0.5, budget="steps", **common)
+        claim = "All-CNN-C: the CKN is 3 to 16 % above the ConvNet (features of both centred per feature, as many steps)"
+        assert verdicts(ckn, convnet)[claim].runs == runs
+    found = verdicts(result("unsupervised", network="lenet1", filters=8, test_accuracy=0.97), of("lenet1", "ckn", 0.96, 1.0))
+    judged = next(j for claim, j in found.items() if "without labels" in claim and j.runs)
+    assert judged.verdict == "holds", "more than all of it is not too much"
     for accuracy, verdict in ((0.5, "holds"), (0.9, "does not hold")):
         without = result("unsupervised", network="allcnn", filters=8, kind="ckn", test_accuracy=accuracy)
         found = verdicts(without, of("allcnn", "ckn", 1.0, 1.0))
@@ -100,7 +100,21 @@ def test_further_claims_are_judged() -> None:
         assert judged == [verdict, verdict]
     for accuracy, verdict in ((0.988, "holds"), (0.97, "does not hold")):
         run = result("released", network="lenet5", kind="ckn", filters=32, test_accuracy=accuracy)
-        assert next(j for c, j in verdicts(run).items() if c.startswith("Released run, LeNet-5")).verdict == verdict
+        judged = [j.verdict for c, j in verdicts(run).items() if c.startswith("Released run, LeNet-5")]
+        assert judged == [verdict, "not run at this scale"], "100 steps say nothing of 10,000"
+
+
+def test_inverse_roots_are_judged_by_the_networks_trained_with_them() -> None:
+    def judged(filters: int, newton: float, svd: float) -> list[tuple[str, str]]:
+        methods = {"newton": newton, "svd": svd}
+        runs = [result("inverse-root", filters=filters, inverse_sqrt=m, valid_accuracy=a) for m, a in methods.items()]
+        return [(j.verdict, j.measured) for c, j in verdicts(*runs).items() if "Newton" in c and "SVD" in c and j.runs]
+
+    assert judged(8, 0.5, 0.502) == [("holds", "-0.2 %")]
+    assert judged(8, 0.5, 0.48) == [("does not hold", "+2.0 %")], "equal is not better"
+    assert judged(128, 0.72, 0.70) == [("holds", "+2.0 %")]
+    assert judged(128, 0.71, 0.70) == [("holds in part", "+1.0 %")]
+    assert judged(32, 0.72, 0.70) == [("not run at this scale", "with 32 filters instead: +2.0 %")]
 
 
 def test_one_thing_changed_is_judged_on_every_network() -> None:

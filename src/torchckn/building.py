@@ -92,7 +92,21 @@ def build_network(settings: Settings, images: Images, generator: torch.Generator
     with torch.random.fork_rng():  # a ConvNet draws its weights from torch's own generator
         torch.manual_seed(settings.seed)
         net = build_convnet(settings, images.shape, len(images.classes))
-    return _dressed(settings, net, images.shape, images.pixels, len(images.classes), generator)
+    dressed = _dressed(settings, net, images.shape, images.pixels, len(images.classes), generator)
+    return dressed.to(find_device(settings.device))
+
+
+def find_device(name: str) -> torch.device:
+    """The device that a network is trained on; images follow it batch by batch. It must know float64, as MPS does not."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device = {name!r} cannot be used here: {reason}; cpu always can") from error
+    return device
 
 
 def _dressed(

@@ -55,6 +55,7 @@ class Settings(BaseModel):
     patches: int = Field(10_000, ge=1, description="Patches for the filters without labels.")
     evaluate_every: int | None = Field(None, ge=1, description="Steps between looks at the validation images.")
     checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints.")
+    device: str = Field("auto", description="What trains: auto (a CUDA GPU if there is one), cpu, cuda, cuda:1.")
     seed: int = Field(0, ge=0, description="Decides everything that is random.")
 
     @property

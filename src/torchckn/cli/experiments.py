@@ -27,7 +27,7 @@ def reproduce(
     jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, which share the cores.")] = 1,
     draw: Annotated[bool, typer.Option("--draw", help="Run nothing; make the page from the results there are.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
-    page: Annotated[Path | None, typer.Option(help="The page to write; results.md in the folder by default.")] = None,
+    page: Annotated[Path | None, typer.Option(help="The page to write; results-SCALE.md in the folder by default.")] = None,
     data_dir: DataDir = None,
     as_json: AsJSON = False,
     quiet: Quiet = False,
@@ -51,7 +51,7 @@ def reproduce(
         return
     cells = [cell for one in chosen for cell in one.cells(scale, seeds)]
     for cell in cells:
-        _ = cell.settings  # what is wrong with a spec is told before anything is run
+        cell.check()  # what is wrong with a spec is told before anything is run
     if draw and not (output / "results" / scale).is_dir():
         raise ConfigError(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
@@ -59,7 +59,7 @@ def reproduce(
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
     failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json).failed
     shown = experiments() | {one.name: one for one in chosen}
-    written = write_page(output, scale, page or output / "results.md", list(shown.values()))
+    written = write_page(output, scale, page or output / f"results-{scale}.md", list(shown.values()))
     if as_json:
         print_json({"page": str(written), "cells": len(cells), "failed": failed})
     else:

@@ -31,7 +31,7 @@ from safetensors.torch import save as to_bytes
 from .. import runs
 from ..building import Images, build_network, load_images, training_arguments
 from ..data import Part
-from ..errors import CKNError, NumericalError
+from ..errors import CKNError, DataError, NumericalError
 from ..fit import evaluate, fit_filters, fit_head, train
 from ..nn.network import CKN, Classifier
 from ..settings import Settings
@@ -172,7 +172,8 @@ class _Bench:
         )
 
     def tested(self, net: Classifier) -> float:
-        assert self.images.test is not None
+        if self.images.test is None:
+            raise DataError(f"{self.settings.data} has no test images, which experiments are measured with")
         return evaluate(net, self.images.test).accuracy
 
 

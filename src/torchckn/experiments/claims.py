@@ -1,7 +1,4 @@
-"""What the paper claims, what was measured, and whether it holds. One function a claim; a new one is added by writing it here.
-
-Differences are those of the same seeds. One smaller than ``MARGIN`` counts as none: it is about what another seed changes.
-"""
+"""What the paper claims, what was measured, and whether it holds. One function a claim; a new one is added by writing it here."""
 
 from __future__ import annotations
 
@@ -14,8 +11,15 @@ from .results import Result, Results
 
 Verdict = Literal["holds", "holds in part", "does not hold", "not run at this scale"]
 
-#: per cent
+#: per cent; about what another seed changes
 MARGIN = 0.5
+#: How verdicts are come to, for readers of the page.
+RULES = (
+    "Differences are between runs of the same seeds and thus the same images, averaged over seeds. A claim holds if it does for "
+    "every network and number of filters that was run, and in part if for some, or if a difference is larger than the span "
+    f"that was claimed. Where no number stands in the claim, better and above mean by more than {MARGIN} %, as well and equally "
+    f"well within {MARGIN} %, which is about what another seed changes."
+)
 NAMES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C"}
 
 
@@ -99,8 +103,7 @@ def _newton_few(results: Results) -> tuple[str, int, Verdict] | None:
     differences = _newton_minus_svd(results, 8)
     if not differences:
         return None
-    # 10,000 validation images, 40 to 60 % of them right, are good for half a per cent each
-    return f"{_mean(differences):+.1f} %", 2 * len(differences), _verdict([abs(_mean(differences)) <= 2 * MARGIN])
+    return f"{_mean(differences):+.1f} %", 2 * len(differences), _verdict([abs(_mean(differences)) <= MARGIN])
 
 
 @_claim("Newton is 1.7 % better than SVD with 128 filters, after 1,000 steps (All-CNN-C)", "5.2")
@@ -108,7 +111,7 @@ def _newton_many(results: Results) -> tuple[str, int, Verdict] | None:
     differences = _newton_minus_svd(results, 128)
     if differences:
         mean = _mean(differences)
-        return f"{mean:+.1f} %", 2 * len(differences), _verdict([mean > MARGIN, mean >= 1.7 / 2])
+        return f"{mean:+.1f} %", 2 * len(differences), _verdict([mean > MARGIN, mean >= 1.7 - MARGIN])
     fewer = _newton_minus_svd(results, 32)
     shown = f"with 32 filters instead: {_mean(fewer):+.1f} %" if fewer else ""
     return (shown, 2 * len(fewer), "not run at this scale") if fewer else None
@@ -123,10 +126,10 @@ def _newton_minus_svd(results: Results, filters: int) -> list[float]:
 
 
 def _ulr_claim(network: str, filters: int, claimed: float | None) -> None:
-    size = f", by {claimed:g} % after 1,000 steps" if claimed else ""
+    size = f" (the paper: by {claimed:g} % after 1,000 steps)" if claimed else ""
     where = "5.2, app. G" if claimed else "beyond"
 
-    @_claim(f"{NAMES[network]}, {filters} filters: ULR is above SGO{size}; also over time", where)
+    @_claim(f"{NAMES[network]}, {filters} filters: ULR is above SGO, over steps and over time{size}", where)
     def _ulr(results: Results) -> tuple[str, int, Verdict] | None:
         wanted = {"network": network, "filters": filters, "loss": "multinomial"}
         ulr, sgo = (results.of("ulr-sgo", method=method, **wanted) for method in ("ulr", "sgo"))
@@ -137,9 +140,7 @@ def _ulr_claim(network: str, filters: int, claimed: float | None) -> None:
         by_time = _mean([100 * _at_equal_time(*pair) for pair in pairs])
         steps = pairs[0][0].history[-1]["step"]
         shown = f"after {steps} steps {by_steps:+.1f} %, after the same time {by_time:+.1f} %"
-        least = min(MARGIN, claimed / 2) if claimed else MARGIN
-        outcomes = [by_steps > least, by_time > least, *([by_steps >= claimed / 2] if claimed else [])]
-        return shown, 2 * len(pairs), _verdict(outcomes)
+        return shown, 2 * len(pairs), _verdict([by_steps > MARGIN, by_time > MARGIN])
 
 
 def _at_equal_time(a: Result, b: Result) -> float:
@@ -202,34 +203,31 @@ _lenet_claims("lenet1")
 _lenet_claims("lenet5")
 
 
-def _allcnn_claim(budget: str, bias: bool, experiment: str = "ckn-convnet", **both: Any) -> None:
-    how = f"{'with' if bias else 'without'} biases, {'as many steps' if budget == 'steps' else 'as much time'}"
-    where = "5.3" if (experiment, budget, bias) == ("ckn-convnet", "steps", False) else "beyond"
-    name = ", ".join(["All-CNN-C", *(f"features centred per {value}" for value in both.values())])
-
-    @_claim(f"{name}: the CKN is 3 to 16 % above the ConvNet (ConvNet {how})", where)
+def _allcnn_claim(where: str, experiment: str, how: str, both: dict[str, Any], convnet: dict[str, Any]) -> None:
+    @_claim(f"All-CNN-C: the CKN is 3 to 16 % above the ConvNet ({how})", where)
     def _difference(results: Results) -> tuple[str, int, Verdict] | None:
-        wanted = {"budget": budget, "options.bias": bias}
-        differences, pairs = _against_convnet(results, experiment, {"network": "allcnn", **both}, **wanted)
+        differences, pairs = _against_convnet(results, experiment, {"network": "allcnn", **both}, **convnet)
         if not differences:
             return None
-        ratio = _mean([convnet.training_seconds / ckn.training_seconds for ckn, convnet in pairs])
+        ratio = _mean([other.training_seconds / ckn.training_seconds for ckn, other in pairs])
         shown = f"{_by_filters(differences)}; the ConvNet's steps took {ratio:.1f} times the CKN's"
         return shown, 2 * len(pairs), _within(list(differences.values()), 3, 16)
 
 
-_KINDS_OF_CONVNETS = [(budget, bias) for budget in ("steps", "time") for bias in (False, True)]
-for _budget, _bias in _KINDS_OF_CONVNETS:
-    _allcnn_claim(_budget, _bias)
-for _budget, _bias in _KINDS_OF_CONVNETS:
-    _allcnn_claim(_budget, _bias, "centring", centring="feature")
+for _budget, _said in (("steps", "as many steps"), ("time", "as much time")):
+    for _bias, _which in ((False, "ConvNet without biases"), (True, "ConvNet with biases")):
+        _where = "5.3" if _budget == "steps" and not _bias else "beyond"
+        _allcnn_claim(_where, "ckn-convnet", f"{_which}, {_said}", {}, {"budget": _budget, "options.bias": _bias})
+for _budget, _said in (("steps", "as many steps"), ("time", "as much time")):
+    _how = f"features of both centred per feature, {_said}"
+    _allcnn_claim("beyond", "centring", _how, {"centring": "feature"}, {"budget": _budget})
 
 
 # Without labels.
 
 
-def _unsupervised_claim(network: str, low: int, high: int) -> None:
-    span = f"at least {low} %" if high == 100 else f"{low} to {high} %"
+def _unsupervised_claim(network: str, low: int, high: int | None = None) -> None:
+    span = f"at least {low} %" if high is None else f"{low} to {high} %"
 
     @_claim(f"{NAMES[network]}: without labels the CKN has {span} of its accuracy with labels", "5.3")
     def _fractions(results: Results) -> tuple[str, int, Verdict] | None:
@@ -244,10 +242,10 @@ def _unsupervised_claim(network: str, low: int, high: int) -> None:
         if not fractions:
             return None
         shown = ", ".join(f"{value:.0f} % ({filters} filters)" for filters, value in fractions.items())
-        return shown, runs, _verdict([low <= round(value) <= high for value in fractions.values()])
+        return shown, runs, _verdict([low <= round(value) <= (high or math.inf) for value in fractions.values()])
 
 
-_unsupervised_claim("lenet1", 98, 100)
+_unsupervised_claim("lenet1", 98)
 _unsupervised_claim("lenet5", 64, 97)
 _unsupervised_claim("allcnn", 44, 59)
 
@@ -268,7 +266,9 @@ def _connections_claim(network: str, incomplete: float, complete: float) -> None
         close = [abs(value - there) <= 0.3 for value, there in zip(means, said, strict=True)]
         return f"{means[0]:.2f} % and {means[1]:.2f} %", sum(map(len, found)), _verdict(close)
 
-    @_claim(f"{NAMES[network]} ConvNet: the complete scheme does as well as the incomplete one, or better", "app. B")
+    @_claim(
+        f"{NAMES[network]} ConvNet: the complete scheme does as well as the incomplete one (at most 0.1 % less)", "app. B"
+    )
     def _order(results: Results) -> tuple[str, int, Verdict] | None:
         incomplete, complete = _schemes(results)
         differences = _differences(results, complete, incomplete, "test_accuracy")
@@ -288,21 +288,20 @@ _connections_claim("lenet5", 98.68, 99.12)
 # The released runs.
 
 
-def _released_claim(network: str, at: dict[int, float]) -> None:
-    said = ", ".join(f"{accuracy:.1f} % after {steps} steps" for steps, accuracy in at.items())
-
-    @_claim(f"Released run, {NAMES[network]} CKN, 32 filters: {said} (test)", "code")
+def _released_claim(network: str, steps: int, accuracy: float) -> None:
+    @_claim(f"Released run, {NAMES[network]} CKN, 32 filters: {accuracy:.1f} % after {steps:,} steps (test)", "code")
     def _reached(results: Results) -> tuple[str, int, Verdict] | None:
-        found = [r for r in results.of("released", network=network, kind="ckn") if r.settings["steps"] in at]
+        found = [r for r in results.of("released", network=network, kind="ckn") if r.settings["steps"] == steps]
         if not found:
             return None
-        shown = [f"{100 * r['test_accuracy']:.1f} % after {r.settings['steps']}" for r in found]
-        outcomes = [100 * r["test_accuracy"] >= at[r.settings["steps"]] - MARGIN for r in found]
-        return ", ".join(shown), len(found), _verdict(outcomes)
+        mean = 100 * _mean([r["test_accuracy"] for r in found])
+        return f"{mean:.1f} %", len(found), _verdict([mean >= accuracy - MARGIN])
 
 
-_released_claim("lenet5", {100: 98.8, 10_000: 99.1})
-_released_claim("allcnn", {100: 55.6, 10_000: 76.3})
+_released_claim("lenet5", 100, 98.8)
+_released_claim("lenet5", 10_000, 99.1)
+_released_claim("allcnn", 100, 55.6)
+_released_claim("allcnn", 10_000, 76.3)
 
 
 # Beyond the paper: one thing changed, the same seeds.
@@ -325,7 +324,7 @@ def _comparison(text: str, experiment: str, this: dict[str, Any], that: dict[str
 
 
 _comparison(
-    "The kernel that matches the activation, arc-cosine, does as well as RBF (16 filters)",
+    "The arc-cosine kernel of order 1, which matches ReLU (All-CNN-C), does as well as RBF (16 filters)",
     *("kernels", {"kernel": "arccosine:1"}, {"kernel": "rbf:0.6"}),
 )
 _comparison(

@@ -136,7 +136,7 @@ def _over_filters(experiment: Experiment, found: list[Result]) -> list[Figure]:
             kinds.setdefault((result.experiment, *(result.variables.get(n) for n in how.lines)), []).append(result)
         for colour, (line, results) in zip(itertools.cycle(COLOURS), kinds.items(), strict=False):
             by_filters = sorted(grouped(results, ["filters"]).items())
-            points = [(key[0], [100 * r[how.value] for r in group]) for key, group in by_filters]
+            points = [(key[0], [100 * r["test_accuracy"] for r in group]) for key, group in by_filters]
             _spread(axes, points, colour, _line_of_networks(lines, line, experiment.name))
         _count_filters(axes, inside)
         axes.set_title(f"{_in_words(how.panels, values)} on {_data(inside)}", fontsize=9)

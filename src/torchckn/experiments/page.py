@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..storage import write_atomically
-from .claims import judge
+from .claims import RULES, judge
 from .figures import draw, figure_names, grouped, in_order, say, say_method
 from .results import Result, Results, read_results
-from .spec import Experiment, ScaleName
+from .spec import Experiment, ScaleName, preset
 
 
 def write_page(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> Path:
@@ -23,10 +23,11 @@ def write_page(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Exper
 
 
 def page_text(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> str:
-    """The page as Markdown. What ``notes.md`` in the folder of results has to say is put behind the claims."""
-    results, notes = read_results(folder, scale), folder / "notes.md"
-    parts = [f"# The paper's experiments, at the scale `{scale}`", _introduction(results, scale)]
-    parts += ["## Claims", claims_table(results), *([notes.read_text(encoding="utf-8").strip()] if notes.exists() else [])]
+    """The page as Markdown. What ``notes.md`` beside the results has to say is put behind the claims."""
+    results, notes = read_results(folder, scale), folder / "results" / scale / "notes.md"
+    parts = [f"# The paper's experiments, at the scale `{scale}`", _introduction(results, scale), *_presets(scale, shown)]
+    parts += ["## Claims", RULES, claims_table(results)]
+    parts += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
     for experiment in shown:
         found = results.of(experiment.name)
         parts += [f"## {experiment.title}", f"{experiment.about} Paper: {experiment.paper}."]
@@ -44,16 +45,23 @@ def _introduction(results: Results, scale: str) -> str:
     if not results.all:
         return f"Nothing has been run yet: `torchckn reproduce --all --scale {scale}`"
     own = [result for result in results.all if result.copied_from is None]
-    hours = sum(result.seconds for result in own) / 3600
+    hours = sum(result.seconds for result in own) / 3600  # of a run that was interrupted, those of its last part
     machines = sorted({str(result.environment.get("processor")) for result in results.all})
     versions = sorted({f"torch {result.environment['versions']['torch']}" for result in results.all})
     threads = sorted({str(result.environment["threads"]) for result in results.all})
     return (
-        f"{len(own)} runs, {hours:.1f} hours in all on {', '.join(machines)} ({', '.join(threads)} threads a run, "
+        f"{len(own)} runs, at least {hours:.1f} hours in all on {', '.join(machines)} (threads a run: {', '.join(threads)}; "
         f"{', '.join(versions)}). Every choice was made on validation images; the test images were read once a run, at its end. "
-        f"`torchckn reproduce --all --scale {scale}` runs everything that is missing and writes this page again; "
-        "`torchckn reproduce --draw` writes it from the results that there are."
+        f"Each run is a file in `results/{scale}`, with its settings, history, machine and commit. "
+        f"`torchckn reproduce --all --scale {scale}` runs everything that is missing and writes such a page; with `--draw`, from "
+        "the results that there are."
     )
+
+
+def _presets(scale: ScaleName, shown: Sequence[Experiment]) -> list[str]:
+    """What the scale's runs have in common, and thus where they differ from the paper's."""
+    names = dict.fromkeys(one.scale[scale].preset for one in shown if scale in one.scale)
+    return ["\n".join(f"- Preset `{name}`: {preset(name).about}" for name in names if name)]
 
 
 def claims_table(results: Results) -> str:

@@ -57,7 +57,7 @@ class Result:
 #: Settings of training, which do not change what a network is before its first step.
 LATER = {
     *("method", "steps", "batch_size", "lr", "momentum", "tau", "lam", "hessian", "head_update", "bandwidths", "rollback"),
-    *("evaluate_every", "checkpoint_every"),
+    *("evaluate_every", "checkpoint_every", "device"),
 }
 
 
@@ -72,7 +72,8 @@ def essence(settings: Settings, extras: dict[str, Any], measure: str) -> dict[st
     plain = {key: value for key, value in extras.items() if key not in unused and value != "none"}
     if not trains:
         return settings.model_dump(exclude=LATER) | {"extras": plain}
-    return settings.model_dump() | {"method": settings.training_method, "checkpoint_every": None, "extras": plain}
+    given = settings.model_dump(exclude={"device", "checkpoint_every"})
+    return given | {"method": settings.training_method, "extras": plain}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import ConfigError, unknown_name
 from ..settings import Settings, read_settings, settings_from
@@ -60,7 +60,6 @@ class Figure(_Strict):
     """variables that tell the panels of a figure apart"""
     lines: list[str] = []
     """variables that tell the lines of a panel apart"""
-    value: str = "test_accuracy"
 
 
 class Experiment(_Strict):
@@ -75,14 +74,35 @@ class Experiment(_Strict):
     grid: dict[str, list[Any]] = {}
     rules: list[Rule] = []
     figure: Figure
-    scale: dict[ScaleName, Scale]
+    scale: dict[ScaleName, Scale] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Experiment:
+        """What would go wrong after all cells have run is told before."""
+        drawn, grids = self.figure, [self.grid, *(scale.grid for scale in self.scale.values())]
+        for name in (*drawn.panels, *drawn.lines):
+            if name not in self.grid:
+                raise ValueError(f"figure: {name!r} is not among the variables of grid: {', '.join(self.grid)}")
+        if (drawn.kind == "errors") != (self.measure == "gradient"):
+            raise ValueError("figure: the kind 'errors' is for the measure 'gradient', and that measure for this kind only")
+        if drawn.kind in ("errors", "over-filters") and "filters" not in self.grid:
+            raise ValueError(f"figure: the kind {drawn.kind!r} wants filters in grid")
+        if drawn.beside and "experiment" not in drawn.beside:
+            raise ValueError("figure.beside: expects an experiment's name, as experiment = ...")
+        for name, values in (pair for grid in grids for pair in grid.items()):
+            if name == "seed":
+                raise ValueError("grid: seed is not a variable; say how many in scale.cpu.seeds")
+            if not values:
+                raise ValueError(f"grid.{name}: expects at least one value")
+        return self
 
     def cells(self, scale: ScaleName, seeds: int | None = None) -> list[Cell]:
         """All cells, the first seed of each first, so that there is something to look at early."""
         if scale not in self.scale:
             raise ConfigError(f"{self.name} has no scale {scale!r}; it has {', '.join(self.scale)}")
         chosen = self.scale[scale]
-        rules = [*preset_rules(chosen.preset), *self.rules, *chosen.rules]
+        common = preset(chosen.preset).rules if chosen.preset else []
+        rules = [*common, *self.rules, *chosen.rules]
         grid = self.grid | chosen.grid
         for name in (name for rule in rules for name in (*rule.match, *rule.settings)):
             _require_known(name, self.name)
@@ -121,6 +141,14 @@ class Cell:
         """A file name that tells it from all others: experiment/lenet5-8-ulr-seed0"""
         values = "-".join(_in_words(key, value) for key, value in self.variables.items())
         return f"{self.experiment}/{values}-seed{self.seed}"
+
+    def check(self) -> None:
+        """An error for what this cell could not be run with."""
+        _ = self.settings
+        if "lrs" in self.extras and "trial_steps" not in self.extras:
+            raise ConfigError(f"{self.name}: lrs wants trial_steps as well, how long each step size is tried")
+        if self.measure == "gradient" and "gradient" not in self.extras:
+            raise ConfigError(f"{self.name}: the measure 'gradient' wants gradient = {{ images, directions, methods }}")
 
     @property
     def settings(self) -> Settings:
@@ -161,19 +189,19 @@ def experiment(name: str) -> Experiment:
     return known[name]
 
 
-class _Preset(_Strict):
+class Preset(_Strict):
+    """Rules that several experiments have in common."""
+
     about: str
     rules: list[Rule]
 
 
-def preset_rules(name: str | None) -> list[Rule]:
-    if name is None:
-        return []
+def preset(name: str) -> Preset:
     file = _here() / "presets" / f"{name}.toml"
     if not file.is_file():
         known = [item.name.removesuffix(".toml") for item in (_here() / "presets").iterdir()]
         raise unknown_name("preset", name, known)
-    return _validated(_Preset, file.name, tomllib.loads(file.read_text(encoding="utf-8"))).rules
+    return _validated(Preset, file.name, tomllib.loads(file.read_text(encoding="utf-8")))
 
 
 #: what a cell may be given beside settings of training
@@ -194,8 +222,9 @@ def _validated(model: type[Model], source: str, values: dict[str, Any]) -> Model
         return model(**values)
     except ValidationError as error:
         first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{source}: {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise ConfigError(": ".join(filter(None, (source, where, message[0].lower() + message[1:])))) from None
 
 
 def _equal_or_among(value: Any, wanted: Any) -> bool:
