@@ -78,6 +78,7 @@ def grouped(results: Iterable[Result], names: Sequence[str]) -> dict[tuple[Any, 
 
 
 def _panels(count: int, columns: int, height: float = 3.0) -> tuple[Any, list[Axes]]:
+    columns = min(columns, count)
     rows = -(-count // columns)
     figure = new_figure(4.2 * columns, height * rows, dpi=80)  # for a page, and small enough for a repository
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
