@@ -142,7 +142,10 @@ def _over_filters(experiment: Experiment, found: list[Result]) -> list[Figure]:
         _count_filters(axes, inside)
         axes.set_title(f"{_in_words(how.panels, values)} on {_data(inside)}", fontsize=9)
         axes.set_ylabel("test accuracy (%)")
-        axes.legend(frameon=False, fontsize=7, loc="best")
+        if len(kinds) > 3:  # more names than fit beside the lines
+            low, high = axes.get_ylim()
+            axes.set_ylim(low, high + 0.09 * len(kinds) * (high - low))
+        axes.legend(frameon=False, fontsize=7, loc="upper left" if len(kinds) > 3 else "best")
     return [figure]
 
 
