@@ -348,6 +348,15 @@ def test_bad_input_gets_a_designed_message_and_the_right_status(
     assert len(err.strip().splitlines()) <= 8, err
 
 
+def test_a_mistake_in_the_settings_leaves_no_folder_behind(
+    command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for mistake in (["--device", "gpu"], ["--data", "no-such.npz"], ["--option", "bais=false"]):
+        assert command("train", "lenet1", *mistake)[0] == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_port_in_use_says_so(command: Callable[..., Result], place: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

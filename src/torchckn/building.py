@@ -105,7 +105,9 @@ def find_device(name: str) -> torch.device:
         torch.zeros(1, dtype=torch.float64, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device = {name!r} cannot be used here: {reason}; cpu always can") from error
+        raise ConfigError(
+            f"device = {name!r} cannot be used here; expected auto, cpu, or a GPU that is here, such as cuda or cuda:1 ({reason})"
+        ) from error
     return device
 
 

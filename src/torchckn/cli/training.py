@@ -48,7 +48,7 @@ def train(
         found = runs.read_config(resume)
         if "settings" not in found:
             raise ConfigError(f"{resume} was not made by torchckn train; resume it from Python, with the same arguments")
-        settings, folder = settings_from(found["settings"], str(resume / "config.toml")), resume
+        settings = settings_from(found["settings"], str(resume / "config.toml"))
     else:
         values = read_settings(config) if config else {}
         values |= given | ({"network": network} if network else {})
@@ -57,10 +57,10 @@ def train(
         if ":" in settings.network:  # so that the run can be taken up from any folder
             file, _, name = settings.network.rpartition(":")
             settings = settings.model_copy(update={"network": f"{Path(file).resolve()}:{name}"})
-        folder = run or _new_folder(settings)
     images = load_images(settings, data_dir)
     generator = torch.Generator().manual_seed(settings.seed)
     net = build_network(settings, images, generator)
+    folder = resume or run or _new_folder(settings)  # not before: what is wrong with the settings leaves no folder behind
     show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train.images)} training images -> {folder}")
     with _tensorboard(folder if tensorboard else None) as log, _stoppable(folder):
         result = fit(
