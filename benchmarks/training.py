@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import nn
 
+from torchckn.choices import HeadUpdate
 from torchckn.fit.chunks import batch_features, batch_gradient
-from torchckn.fit.methods import ULR, HeadUpdate, MethodOptions
+from torchckn.fit.methods import ULR, MethodOptions
 
 from .measure import median_times, peak_memory
 from .networks import SHAPES, convnet, kernel_network, reference_network

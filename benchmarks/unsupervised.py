@@ -16,7 +16,7 @@ import torch
 import torchckn
 from torchckn import data, presets, zoo
 from torchckn.kernels import RBFSphere
-from torchckn.nn.network import CKN
+from torchckn.network import CKN
 
 from .measure import high_water
 

@@ -174,11 +174,11 @@ def test_the_resolved_settings_are_in_the_run_and_it_is_resumed_from_them(
     config = tmp_path / "config.toml"
     config.write_text(f'network = "lenet5"\nfilters = 4\ndata = "{place}/digits.npz"\nsteps = 9\nbatch_size = 64\n')
     status, _, err = command(
-        "train", "--config", config, "--steps", 3, "--lr", "falling:0.01", "--run", tmp_path / "run", "-q"
+        "train", "--config", config, "--steps", 3, "--lr", "cosine:0.01", "--run", tmp_path / "run", "-q"
     )
     assert (status, err) == (0, "")
     settings = runs.read_config(tmp_path / "run")["settings"]
-    assert (settings["steps"], settings["lr"], settings["filters"]) == (3, "falling:0.01", 4)
+    assert (settings["steps"], settings["lr"], settings["filters"]) == (3, "cosine:0.01", 4)
     for part in ("model", "checkpoint"):
         shutil.rmtree(tmp_path / "run" / part)
     (tmp_path / "run" / "result.json").unlink()
@@ -191,13 +191,13 @@ def test_the_resolved_settings_are_in_the_run_and_it_is_resumed_from_them(
 def test_the_mean_taken_off_features_can_be_chosen_and_is_in_the_trained_network(
     kind: str, command: Callable[..., Result], place: Path, tmp_path: Path
 ) -> None:
-    choice = f"--filters 4 --kind {kind} --centring feature --steps 1 --lr 0.01"
+    choice = f"--filters 4 --kind {kind} --centering feature --steps 1 --lr 0.01"
     status, _, err = command(
         "train", "lenet1", *choice.split(), "--data", place / "digits.npz", "--run", tmp_path / "run", "-q"
     )
     assert (status, err) == (0, "")
     scaling = building.load_trained(tmp_path / "run").net.scaling
-    assert scaling.centring == "feature"
+    assert scaling.centering == "feature"
     assert scaling.mean.shape == (4 * 4 * 4,)
     assert scaling.mean.abs().sum() > 0
 
@@ -264,13 +264,13 @@ BAD: list[tuple[str, int, str]] = [
     ("translate {p}/net.py:not_a_network --input-shape 1,28,28", 2, "gives a int, expected a torch.nn.Module"),
     ("translate {p}/broken.py:Broken --input-shape 1,28,28", 2, "cannot be imported: SyntaxError"),
     ("translate {p}/net.py:Small", 2, "input_shape"),
-    ("translate {p}/net.py:Small --input-shape 28", 2, "channels,height,width, such as 1,28,28, came '28'"),
+    ("translate {p}/net.py:Small --input-shape 28", 2, "channels,height,width, such as 1,28,28, got '28'"),
     ("translate {p}/net.py:Small --input-shape 1,28,28 --option depth=3", 2, "cannot be built with .*TypeError"),
     ("translate {p}/net.py:Small --input-shape 1,28,28 --filters 3", 2, "filters is for networks of the zoo"),
     ("translate lenet5 --kernel rbg:0.6", 2, "unknown kernel 'rbg'.*'rbf'"),
     ("translate lenet5 --kernel rbf", 2, "expected rbf:NUMBER"),
     ("translate lenet5 --kernel rbf:-1", 2, "sigma"),
-    ("translate lenet5 --option bias", 2, "--option expects name=value, came 'bias'"),
+    ("translate lenet5 --option bias", 2, "--option expected name=value, got 'bias'"),
     ("translate lenet5 --option biass=false", 2, "unknown option of lenet5 'biass'.*'bias'"),
     ("translate lenet5 --filters 0", 2, "filters = 0"),
     ("translate lenet5 --option bias=false --strict", 1, "no exact counterpart"),
@@ -288,10 +288,10 @@ BAD: list[tuple[str, int, str]] = [
     ("train --momentum 2", 2, "momentum = 2"),
     ("train --method newton", 2, "method = 'newton'"),
     ("train --data nist", 2, "unknown data set 'nist'.*'mnist'"),
-    ("train --data {p}/empty", 1, "expects a sub-folder of images for each class"),
+    ("train --data {p}/empty", 1, "expected a sub-folder of images for each class"),
     ("train --data {p}/mixed", 1, "images must have one size"),
     ("train --data {p}/bad", 1, "2.png cannot be read as an image"),
-    ("train --data {p}/nothing.npz", 1, "expects arrays x and y, came a"),
+    ("train --data {p}/nothing.npz", 1, "expected arrays x and y, got a"),
     ("train --data {p}/corrupt.npz", 1, "cannot be read as an .npz file"),
     ("train --data {p}/digits.npz --validation 5000", 2, "hold out between 1 and 299 images"),
     ("train --data {p}/digits.npz --batch-size 5000 --run {p}/new1", 1, "batch_size is 5000, but there are 250"),
@@ -303,8 +303,8 @@ BAD: list[tuple[str, int, str]] = [
     ("train --data {p}/digits.npz --method sgo --tau 1", 2, "tau is for ulr only"),
     ("train --data {p}/digits.npz --lr -1 --run {p}/new3", 2, "positive number"),
     ("train --data {p}/digits.npz --method sgd --run {p}/new4", 2, "'sgd' is for ConvNets"),
-    ("train --data {p}/digits.npz --linear-kernel match", 2, "linear_kernel expects a kernel"),
-    ("train alexnet --data {p}/digits.npz", 1, "channels|expects"),
+    ("train --data {p}/digits.npz --linear-kernel match", 2, "linear_kernel expected a kernel"),
+    ("train alexnet --data {p}/digits.npz", 1, "channels|expected"),
     ("train --data {p}/digits.npz --run {p}/ckn", 2, "has a run already"),
     ("train --data {p}/digits.npz --run {p}/thesis", 2, "not empty and not a run"),
     ("train --data {p}/digits.npz --run {p}/five.png/run", 2, "cannot use .* for a run"),
@@ -316,7 +316,7 @@ BAD: list[tuple[str, int, str]] = [
     ("evaluate {p}/not.ckn", 1, "is not a torchckn model, or is truncated or corrupt"),
     ("evaluate {p}/thesis", 1, "is not a run folder"),
     ("evaluate {p}/unfinished", 1, "is not finished.*--resume"),
-    ("evaluate {p}/ckn --part dev", 2, "--part expects test or train, came 'dev'"),
+    ("evaluate {p}/ckn --part dev", 2, "--part expected test or train, got 'dev'"),
     ("evaluate {p}/model.ckn", 2, "name the images with --data"),
     ("evaluate {p}/ckn --data {p}/untested.npz", 2, "has no test part"),
     ("predict {p}/ckn", 2, "Missing argument"),

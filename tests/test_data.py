@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import torchckn
 from torchckn import data
 from torchckn.data import sources
-from torchckn.data.preprocessing import unit_pixels
 from torchckn.errors import ConfigError, DataError
 from torchckn.graph import Conv, Graph
+from torchckn.graph.preprocessing import unit_pixels
 
 # The embedded set.
 
@@ -276,7 +276,7 @@ def test_an_npz_file(tmp_path: Path) -> None:
     [
         (lambda p: (save(p / "a" / "1.png"), save(p / "b" / "2.png", (6, 6))), "images must have one size: .*2.png has 6x6"),
         (lambda p: (save(p / "a" / "1.png"), (p / "b").mkdir()), "class 'b' is empty"),
-        (lambda p: save(p / "a" / "1.png"), "a sub-folder of images for each class, at least two, came 1: a"),
+        (lambda p: save(p / "a" / "1.png"), "a sub-folder of images for each class, at least two, got 1: a"),
         (
             lambda p: (save(p / "a" / "1.png"), save(p / "b" / "2.png"), (p / "b" / "3.png").write_bytes(b"x")),
             "3.png cannot be read",
@@ -300,11 +300,11 @@ def test_folders_that_will_not_do_are_refused_with_the_file(tmp_path: Path, make
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.zeros((2, 3, 3))}, "expects arrays x and y, came x"),
+        ({"x": np.zeros((2, 3, 3))}, "expected arrays x and y, got x"),
         ({"x": np.zeros((2, 3)), "y": np.zeros(2, int)}, r"x of shape \(N, H, W\) or \(N, C, H, W\)"),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y to be whole numbers"),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, int)}, "2 images and 3 labels"),
-        ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "labels from 0 to 0, came -1"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "labels from 0 to 0, got -1"),
         ({"x": np.full((2, 3, 3), np.nan), "y": np.array([0, 1])}, "NaN or infinite"),
         ({"x": np.zeros((0, 3, 3)), "y": np.zeros(0, int)}, "has no images"),
         ({"x": np.array([None]), "y": np.zeros(1, int)}, "cannot be read as an .npz file of plain arrays"),
@@ -326,7 +326,7 @@ def test_a_split_is_a_partition_by_a_seed() -> None:
     assert torch.equal(train.images.flatten(), train.labels.float())
     assert torch.equal(data.split(part, 3, seed=1)[1].labels, valid.labels)
     assert not torch.equal(data.split(part, 3, seed=2)[1].labels, valid.labels)
-    with pytest.raises(ConfigError, match="between 1 and 9 images, came 10"):
+    with pytest.raises(ConfigError, match="between 1 and 9 images, got 10"):
         data.split(part, 10)
 
 
@@ -357,7 +357,7 @@ def test_a_whitened_network_takes_images_and_sees_patches() -> None:
 def test_images_of_one_colour_cannot_be_standardised() -> None:
     with pytest.raises(DataError, match="all pixels of a channel are equal"):
         data.Preprocessing.fit(torch.ones(3, 1, 4, 4))
-    with pytest.raises(DataError, match=r"images \(N, C, H, W\), came \(3, 4, 4\)"):
+    with pytest.raises(DataError, match=r"images \(N, C, H, W\), got \(3, 4, 4\)"):
         data.Preprocessing.fit(torch.ones(3, 4, 4))
 
 
@@ -400,12 +400,12 @@ def test_images_alone_are_data_and_a_generator_shuffles_them() -> None:
     [
         (X, "labels are needed here"),
         ((X, Y[:3]), "10 images and 3 labels"),
-        ((X[:, 0], Y), r"images \(N, C, H, W\), came shape \(10, 1, 1\)"),
-        ({"x": X}, "a Dataset or a DataLoader, came dict"),
+        ((X[:, 0], Y), r"images \(N, C, H, W\), got shape \(10, 1, 1\)"),
+        ({"x": X}, "a Dataset or a DataLoader, got dict"),
     ],
 )
 def test_data_that_will_not_do_are_refused_with_a_reason(form: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         list(data.batches(form, 4, labels=True))
-    with pytest.raises(DataError, match="batch_size expects"):
+    with pytest.raises(DataError, match="batch_size expected"):
         list(data.batches(X, 0))

@@ -159,7 +159,7 @@ def test_mixing_regions_has_no_exact_kernel() -> None:
 
 
 def test_images_of_another_shape_and_images_too_large_are_refused(small_graph: Graph) -> None:
-    with pytest.raises(DataError, match=r"images \(n, \*\(1, 10, 10\)\), came \(2, 1, 8, 8\)"):
+    with pytest.raises(DataError, match=r"images \(n, \*\(1, 10, 10\)\), got \(2, 1, 8, 8\)"):
         torchckn.exact_kernel(small_graph, torch.zeros(2, 1, 8, 8))
     large = Graph((1, 128, 128), [Conv("c", filters=2)])
     with pytest.raises(DataError, match="16384.2 numbers for each pair"):

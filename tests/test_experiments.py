@@ -45,7 +45,7 @@ filters = [4]
 kind = ["ckn", "convnet"]
 
 [[rules]]
-settings = { data = "mnist-mini", steps = 30, batch_size = 64, patches = 500, lr = "falling:0.01", checkpoint_every = 5 }
+settings = { data = "mnist-mini", steps = 30, batch_size = 64, patches = 500, lr = "cosine:0.01", checkpoint_every = 5 }
 
 [figure]
 kind = "curves"
@@ -165,10 +165,10 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
         experiment(str(spec))
     for right, wrong, message in (
         ('panels = ["network"]', 'panels = ["netwrok"]', "figure: 'netwrok' is not among the variables of grid: network"),
-        ('panels = ["network"]', 'beside = { kind = "ckn" }', "figure.beside: expects an experiment's name"),
+        ('panels = ["network"]', 'beside = { kind = "ckn" }', "figure.beside: expected an experiment's name"),
         ('kind = "curves"', 'kind = "errors"', "the kind 'errors' is for the measure 'gradient'"),
         ('paper = "nowhere"', 'paper = "nowhere"\nmeasure = "gradient"', "the kind 'errors' is for the measure 'gradient'"),
-        ("filters = [4]", "filters = []", "grid.filters: expects at least one value"),
+        ("filters = [4]", "filters = []", "grid.filters: expected at least one value"),
         ("filters = [4]", "seed = [4]", "grid: seed is not a variable"),
     ):
         spec.write_text(SPEC.replace(right, wrong))
@@ -252,9 +252,9 @@ def test_processes_do_not_wait_for_a_beginning_that_another_one_computes(tmp_pat
 
 def test_the_step_size_with_the_best_trial_is_taken(tmp_path: Path) -> None:
     found = run_cell(cell(lr=None, lrs=[1e-9, 0.03], trial_steps=40, steps=3), tmp_path)["measured"]
-    assert found["trials"].keys() == {"falling:1e-09", "falling:0.03"}
+    assert found["trials"].keys() == {"cosine:1e-09", "cosine:0.03"}
     assert found["lr"] == max(found["trials"], key=lambda lr: found["trials"][lr])
-    assert found["lr"] == "falling:0.03", "steps that lead nowhere lose"
+    assert found["lr"] == "cosine:0.03", "steps that lead nowhere lose"
 
 
 def test_seeds_and_lengths_share_one_choice_of_a_step_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def translated(name: str, kernel: kernels.Kernel | Literal["match"], whiten: boo
     shape = (3, 32, 32) if whiten else net.input_shape
     images = photographs(6, shape, generator)
     pixels = Preprocessing.fit(images, whiten=whiten)
-    ckn = torchckn.translate(net, shape, kernel=kernel, preprocessing=pixels, centring="none", generator=generator)
+    ckn = torchckn.translate(net, shape, kernel=kernel, preprocessing=pixels, centering="none", generator=generator)
     return ready(ckn, images, generator), images
 
 
@@ -127,7 +127,7 @@ def test_a_network_of_all_kernels_gives_the_same_probabilities_in_onnxruntime(
         for name, kernel in zip(names, KERNELS, strict=True)
     ]
     ckn = torchckn.CKN(
-        Graph((2, 6, 6), [*nodes, DirectSum("sum", inputs=tuple(names))]), centring="none", generator=generator
+        Graph((2, 6, 6), [*nodes, DirectSum("sum", inputs=tuple(names))]), centering="none", generator=generator
     )
     images = photographs(6, (2, 6, 6), generator)
     images[-1] = 0  # patches of norm zero
@@ -138,7 +138,7 @@ def test_a_network_of_every_operation_gives_the_same_probabilities_in_every_form
     tmp_path: Path, generator: torch.Generator
 ) -> None:
     images = photographs(5, (3, 16, 16), generator)
-    ckn = ready(torchckn.CKN(every_operation(), classes=3, centring="feature", generator=generator), images, generator)
+    ckn = ready(torchckn.CKN(every_operation(), classes=3, centering="feature", generator=generator), images, generator)
     ckn.layers["first"].kernel.sigma.data.fill_(0.8)  # a bandwidth that has been trained
     ckn.head.weight.data.mul_(0.2)  # features less their means are small, and rounding with them large
     expected = probabilities(ckn, images)
@@ -163,7 +163,7 @@ def test_pooling_to_a_size_that_does_not_divide_the_image_is_the_same_in_onnxrun
         Dense("c", inputs=("largest",), filters=4),
         DirectSum("sum", inputs=("a", "b", "c"), weights=(1, 2, 0.5)),
     ]
-    ckn = torchckn.CKN(Graph((2, 11, 8), nodes), centring="none", generator=generator)
+    ckn = torchckn.CKN(Graph((2, 11, 8), nodes), centering="none", generator=generator)
     images = photographs(5, (2, 11, 8), generator)
     check_onnx(ready(ckn, images, generator), images, tmp_path / "model.onnx")
 
@@ -182,7 +182,7 @@ def test_a_convnet_in_the_same_clothes_is_exported_too(tmp_path: Path, generator
 
 @pytest.fixture
 def small(small_graph: Graph, generator: torch.Generator) -> torchckn.CKN:
-    ckn = torchckn.CKN(small_graph, classes=3, centring="none", generator=generator)
+    ckn = torchckn.CKN(small_graph, classes=3, centering="none", generator=generator)
     return ready(ckn, photographs(6, (1, 10, 10), generator), generator)
 
 
@@ -232,9 +232,9 @@ def test_bytes_give_the_probabilities_of_the_pixels_they_stand_for(tmp_path: Pat
 
 
 def test_images_of_the_other_type_are_refused(small: torchckn.CKN) -> None:
-    with pytest.raises(DataError, match="expects images of bytes from 0 to 255, came torch.float32; see uint8_input"):
+    with pytest.raises(DataError, match="expected images of bytes from 0 to 255, got torch.float32; see uint8_input"):
         export.plain(small, uint8_input=True)(torch.rand(1, 1, 10, 10))
-    with pytest.raises(DataError, match="expects images of real numbers between 0 and 1, came torch.uint8"):
+    with pytest.raises(DataError, match="expected images of real numbers between 0 and 1, got torch.uint8"):
         export.plain(small)(torch.zeros(1, 1, 10, 10, dtype=torch.uint8))
 
 
@@ -346,14 +346,14 @@ def test_a_network_that_looks_at_numbers_is_refused(tmp_path: Path, generator: t
 def test_what_is_not_a_network_is_refused(tmp_path: Path, function: Any) -> None:
     arguments = () if function is export.plain else (tmp_path / "model",)
     with pytest.raises(
-        DataError, match=f"{function.__name__} expects a torchckn.CKN or a torchckn.ScaledConvNet, came LeNet1"
+        DataError, match=f"{function.__name__} expected a torchckn.CKN or a torchckn.ScaledConvNet, got LeNet1"
     ):
         function(zoo.build("lenet1"), *arguments)
 
 
 def test_a_network_of_random_features_is_refused(small_graph: Graph) -> None:
     graph = Graph((1, 10, 10), [node for node in small_graph.nodes if node.name != "dense"])
-    with pytest.raises(ConfigError, match="expects a network with filters, came one of random-features"):
+    with pytest.raises(ConfigError, match="expected a network with filters, got one of random-features"):
         export.plain(torchckn.CKN(graph, weights="random-features"))
 
 
@@ -362,18 +362,18 @@ def test_a_path_that_cannot_be_written_to_is_an_error(tmp_path: Path, small: tor
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write .*model: .*; choose a folder that can be written to"):
         write(small, tmp_path / "file" / "model")
-    with pytest.raises(DataError, match=f"is a folder; {write.__name__} expects the name of a file"):
+    with pytest.raises(DataError, match=f"is a folder; {write.__name__} expected the name of a file"):
         write(small, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"opset": 11}, "opset expects a whole number of at least 18, came 11"),
-        ({"opset": "18"}, "opset expects a whole number of at least 18, came '18'"),
+        ({"opset": 11}, "opset expected a whole number of at least 18, got 11"),
+        ({"opset": "18"}, "opset expected a whole number of at least 18, got '18'"),
         ({"opset": 999}, "cannot write opset 999; choose a lower one"),
-        ({"classes": ["a", "b"]}, "a name for each of the 3 classes, came"),
-        ({"classes": "abc"}, "a name for each of the 3 classes, came 'abc'"),
+        ({"classes": ["a", "b"]}, "a name for each of the 3 classes, got"),
+        ({"classes": "abc"}, "a name for each of the 3 classes, got 'abc'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(

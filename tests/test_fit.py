@@ -84,7 +84,7 @@ def test_fewer_directions_than_centroids_and_empty_clusters_are_repaired(k: int)
 @pytest.mark.parametrize(
     ("points", "k", "error", "message"),
     [
-        (torch.ones(3), 1, DataError, r"points \(n, s\) of real numbers, came \(3,\)"),
+        (torch.ones(3), 1, DataError, r"points \(n, s\) of real numbers, got \(3,\)"),
         (torch.ones(3, 2), 4, ConfigError, "between 1 and 3 centroids"),
         (torch.zeros(3, 2), 1, DataError, "points with a direction"),
         (torch.full((3, 2), torch.nan), 1, DataError, "points with a direction"),
@@ -229,14 +229,14 @@ def test_bytes_are_taken_as_pixels_between_0_and_1() -> None:
     ("call", "error", "message"),
     [
         (lambda: fit_filters(two_layers(), IMAGES, init="kmean"), ConfigError, "unknown init 'kmean'"),  # type: ignore[arg-type]
-        (lambda: fit_filters(two_layers(), IMAGES, 0), ConfigError, "patches expects a whole number"),
+        (lambda: fit_filters(two_layers(), IMAGES, 0), ConfigError, "patches expected a whole number"),
         (lambda: fit_filters(two_layers(), IMAGES[:0]), DataError, "there are no images to sample patches from"),
         (
             lambda: fit_filters(two_layers(), torch.ones(9, 1, 12, 12)),
             DataError,
             "layer .conv1. sees are constant",
         ),
-        (lambda: fit_filters(two_layers(), torch.ones(9, 3, 12, 12)), DataError, r"images \(N, 1, 12, 12\), came"),
+        (lambda: fit_filters(two_layers(), torch.ones(9, 3, 12, 12)), DataError, r"images \(N, 1, 12, 12\), got"),
         (lambda: two_layers().inputs_of("conv3", IMAGES), ConfigError, "unknown layer 'conv3'"),
     ],
 )
@@ -356,11 +356,11 @@ LABELS = torch.arange(120) % 3
     [
         (lambda c: fit_head(c, (IMAGES, LABELS)), ConfigError, "pass valid_data, or the penalty itself as lam"),
         (lambda c: fit_head(c, IMAGES, lam=1.0), DataError, "fit_head needs labels in train_data"),
-        (lambda c: fit_head(c, (IMAGES, LABELS + 1), lam=1.0), DataError, "labels must be from 0 to 2 .* came 1 to 3"),
+        (lambda c: fit_head(c, (IMAGES, LABELS + 1), lam=1.0), DataError, "labels must be from 0 to 2 .* got 1 to 3"),
         (lambda c: fit_head(c, (IMAGES, LABELS.float()), lam=1.0), DataError, "labels must be whole numbers"),
         (lambda c: fit_head(c, (IMAGES, LABELS), lam=1.0, loss="hinge"), ConfigError, "unknown loss 'hinge'"),
         (lambda c: fit_head(c, (IMAGES, LABELS), lam=1.0, search="grid"), ConfigError, "unknown search 'grid'"),
-        (lambda c: fit_head(c, (IMAGES, LABELS), (IMAGES, LABELS), lambdas=[]), ConfigError, "lambdas expects numbers"),
+        (lambda c: fit_head(c, (IMAGES, LABELS), (IMAGES, LABELS), lambdas=[]), ConfigError, "lambdas expected numbers"),
         (lambda c: evaluate(c, IMAGES), DataError, "evaluate needs labels"),
         (lambda c: evaluate(c, (IMAGES[:0], LABELS[:0])), DataError, "there are no images"),
     ],

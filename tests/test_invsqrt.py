@@ -87,7 +87,7 @@ def test_noise_is_not_taken_for_a_positive_eigenvalue() -> None:
 
 
 def test_newton_makes_at_least_one_iteration() -> None:
-    with pytest.raises(DataError, match="at least one Newton iteration, came 0"):
+    with pytest.raises(DataError, match="at least one Newton iteration, got 0"):
         torchckn.inverse_sqrt(torch.eye(2), "newton", iters=0)
 
 
@@ -158,10 +158,10 @@ def test_an_empty_batch_stays_empty() -> None:
 @pytest.mark.parametrize(
     ("matrix", "error", "message"),
     [
-        (torch.ones(2, 3), DataError, r"real square matrices \(..., f, f\), came \(2, 3\)"),
-        (torch.ones(3), DataError, r"real square matrices .* came \(3,\)"),
-        (torch.eye(3, dtype=torch.long), DataError, "came .* of torch.int64"),
-        (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), NumericalError, "finite entries, came NaN or infinity"),
+        (torch.ones(2, 3), DataError, r"real square matrices \(..., f, f\), got \(2, 3\)"),
+        (torch.ones(3), DataError, r"real square matrices .* got \(3,\)"),
+        (torch.eye(3, dtype=torch.long), DataError, "got .* of torch.int64"),
+        (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), NumericalError, "finite entries, got NaN or infinity"),
         (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), NumericalError, r"symmetric matrix, .* pass \(M \+ M.T\) / 2"),
         (torch.tensor([[1.0, 2.0], [2.0, 1.0]]), NumericalError, "smallest eigenvalue -1.0e.00; add eps"),
         (torch.ones(2, 2) * 0, NumericalError, "positive definite matrix"),

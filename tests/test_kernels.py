@@ -191,14 +191,14 @@ def test_a_kernel_that_hides_its_arguments_says_so() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: kernels.RBFSphere(0), "RBFSphere expects a positive, finite sigma, came 0"),
-        (lambda: kernels.RBFSphere(math.nan), "positive, finite sigma, came nan"),
-        (lambda: kernels.RBFSphere("wide"), "positive, finite sigma, came 'wide'"),
-        (lambda: kernels.ArcCosine(3), r"order 0 \(step function\), 1 \(ReLU\) or 2, came 3"),
-        (lambda: kernels.Polynomial(0), "whole degree of at least 1, came 0"),
-        (lambda: kernels.Polynomial(2, offset=-1), "finite offset >= 0 .* came -1"),
-        (lambda: kernels.Matern(1.0, 0.6), r"half-integer nu of at most 19.5 \(0.5, 1.5, 2.5, ...\), came 1.0"),
-        (lambda: kernels.Matern(0.5, -1), "Matern expects a positive, finite sigma, came -1"),
+        (lambda: kernels.RBFSphere(0), "RBFSphere expected a positive, finite sigma, got 0"),
+        (lambda: kernels.RBFSphere(math.nan), "positive, finite sigma, got nan"),
+        (lambda: kernels.RBFSphere("wide"), "positive, finite sigma, got 'wide'"),
+        (lambda: kernels.ArcCosine(3), r"order 0 \(step function\), 1 \(ReLU\) or 2, got 3"),
+        (lambda: kernels.Polynomial(0), "whole degree of at least 1, got 0"),
+        (lambda: kernels.Polynomial(2, offset=-1), "finite offset >= 0 .* got -1"),
+        (lambda: kernels.Matern(1.0, 0.6), r"half-integer nu of at most 19.5 \(0.5, 1.5, 2.5, ...\), got 1.0"),
+        (lambda: kernels.Matern(0.5, -1), "Matern expected a positive, finite sigma, got -1"),
         (lambda: KernelSpec("RBFSpere", ()).build(), "unknown kernel 'RBFSpere'.*Did you mean 'RBFSphere'"),
         (lambda: KernelSpec("Linear", (("sigma", 1),)).build(), "kernel Linear cannot be built from {'sigma': 1}"),
     ],
@@ -209,5 +209,5 @@ def test_bad_kernels_are_refused_with_a_reason(build: object, message: str) -> N
 
 
 def test_gram_refuses_rows_of_different_lengths() -> None:
-    with pytest.raises(DataError, match=r"rows of one length, came \(2, 3\) and \(2, 4\) of torch.float32"):
+    with pytest.raises(DataError, match=r"rows of one length, got \(2, 3\) and \(2, 4\) of torch.float32"):
         kernels.Linear().gram(torch.ones(2, 3), torch.ones(2, 4))

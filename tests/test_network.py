@@ -9,7 +9,7 @@ import torchckn
 from torchckn.errors import ConfigError, DataError
 from torchckn.graph import AveragePool, Conv, Graph
 from torchckn.kernels import RBFSphere
-from torchckn.nn.network import FeatureScaling
+from torchckn.network import FeatureScaling
 
 from .test_graph import every_operation
 
@@ -63,17 +63,17 @@ def test_normalize_reaches_every_layer(small_graph: Graph) -> None:
         torch.testing.assert_close(value, expected[name])
 
 
-@pytest.mark.parametrize("centring", ["image", "feature", "none"])
-def test_scaled_features_are_centred_with_average_norm_one(centring: str, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("centering", ["image", "feature", "none"])
+def test_scaled_features_are_centred_with_average_norm_one(centering: str, generator: torch.Generator) -> None:
     features = 5 + torch.randn(20, 7, generator=generator, dtype=torch.float64)
-    scaling = FeatureScaling(7, centring).double()
+    scaling = FeatureScaling(7, centering).double()
     of_the_batch = scaling(features)
     scaling.calibrate(features)
     of_the_training_set = scaling.eval()(features)
     torch.testing.assert_close(of_the_batch, of_the_training_set)
     assert of_the_batch.norm(dim=1).mean().item() == pytest.approx(1)
-    if centring != "none":
-        means = of_the_batch.mean({"image": 1, "feature": 0}[centring])
+    if centering != "none":
+        means = of_the_batch.mean({"image": 1, "feature": 0}[centering])
         torch.testing.assert_close(means, torch.zeros_like(means))
 
 
@@ -143,10 +143,10 @@ def test_torch_compile_and_export_take_a_network(trainable: bool, generator: tor
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (torch.zeros(2, 1, 9, 10), r"expects images \(N, 1, 10, 10\), came \(2, 1, 9, 10\)"),
-        (torch.zeros(10, 10), r"came \(10, 10\); a single image needs x\[None\]"),
-        (torch.zeros(2, 1, 10, 10, dtype=torch.float64), "float32 filters .* came torch.float64"),
-        (torch.full((2, 1, 10, 10), torch.nan), "finite input, came NaN"),
+        (torch.zeros(2, 1, 9, 10), r"expected images \(N, 1, 10, 10\), got \(2, 1, 9, 10\)"),
+        (torch.zeros(10, 10), r"got \(10, 10\); a single image needs x\[None\]"),
+        (torch.zeros(2, 1, 10, 10, dtype=torch.float64), "float32 filters .* got torch.float64"),
+        (torch.full((2, 1, 10, 10), torch.nan), "finite input, got NaN"),
     ],
 )
 def test_bad_images_are_refused_with_a_reason(small_graph: Graph, images: torch.Tensor, message: str) -> None:
@@ -155,15 +155,15 @@ def test_bad_images_are_refused_with_a_reason(small_graph: Graph, images: torch.
 
 
 def test_an_unknown_centring_is_refused_with_the_nearest_known_one() -> None:
-    with pytest.raises(ConfigError, match="unknown centring 'images'.*Did you mean 'image'"):
+    with pytest.raises(ConfigError, match="unknown centering 'images'.*Did you mean 'image'"):
         FeatureScaling(3, "images")
 
 
 def test_a_network_without_classes_is_refused(small_graph: Graph) -> None:
-    with pytest.raises(ConfigError, match="classes expects a whole number of at least 1, came 0"):
+    with pytest.raises(ConfigError, match="classes expected a whole number of at least 1, got 0"):
         torchckn.CKN(small_graph, classes=0)
 
 
 def test_calibrate_wants_features_of_at_least_one_image() -> None:
-    with pytest.raises(DataError, match=r"at least one image, came \(0, 3\)"):
+    with pytest.raises(DataError, match=r"at least one image, got \(0, 3\)"):
         FeatureScaling(3).calibrate(torch.zeros(0, 3))

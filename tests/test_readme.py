@@ -12,7 +12,7 @@ import pytest
 import torchckn
 from torchckn.graph import Node
 from torchckn.kernels import Kernel
-from torchckn.translate.rules import RULES
+from torchckn.translation.rules import RULES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -199,7 +199,7 @@ def test_without_images_the_page_says_what_it_leaves_out(runs: tuple[Path, Path]
 def test_images_of_another_shape_are_reported_and_not_fatal(runs: tuple[Path, Path], tmp_path: Path) -> None:
     text = page(runs, tmp_path, data.load("mnist-mini")).text
     assert "Predictions of the saved networks on 1500 test images of mnist-mini." in text
-    assert "These images are not for this network: this network expects images (N, 1, 14, 14)" in text
+    assert "These images are not for this network: this network expected images (N, 1, 14, 14)" in text
     assert "There are no Nystrom errors: these images are not for this network." in text
 
 
@@ -247,7 +247,7 @@ def test_numbers_that_json_has_no_word_for_are_left_out(copied: Path, tmp_path: 
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs at least one run folder, came none"):
+    with pytest.raises(ConfigError, match="needs at least one run folder, got none"):
         report.write([], tmp_path / "report.html")
     with pytest.raises(DataError, match="nowhere is not a run folder: there is no such folder"):
         report.write([tmp_path / "nowhere"], tmp_path / "report.html")
@@ -256,7 +256,7 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="output expects the name of a file, such as .*report.html, came the folder"):
+    with pytest.raises(ConfigError, match="output expected the name of a file, such as .*report.html, got the folder"):
         report.write(runs, tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write .*report.html"):
@@ -267,9 +267,9 @@ def test_images_that_cannot_be_used_are_refused() -> None:
     images, labels = digits(20)
     with pytest.raises(DataError, match="labels are needed here"):
         take_sample(images)
-    with pytest.raises(DataError, match="expects images to try the networks on, came none"):
+    with pytest.raises(DataError, match="expected images to try the networks on, got none"):
         take_sample((images[:0], labels[:0]))
-    with pytest.raises(DataError, match="expects a name for each class, came 2 names and labels up to 9"):
+    with pytest.raises(DataError, match="expected a name for each class, got 2 names and labels up to 9"):
         take_sample((images, labels, ["a", "b"]))
 
 

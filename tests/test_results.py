@@ -80,10 +80,10 @@ def test_further_claims_are_judged() -> None:
         assert judged.verdict == verdict
         assert "took 1.2 times" in judged.measured
         assert not any(j.runs for claim, j in found.items() if "centred" in claim), "another experiment's"
-    for centring, runs in (("feature", 2), ("image", 0)):
-        common = {"network": "allcnn", "filters": 8, "centring": centring, "history": [{"seconds": 1.0}]}
-        ckn = result("centring", kind="ckn", test_accuracy=0.6, **common)
-        convnet = result("centring", kind="convnet", test_accuracy=0.5, budget="steps", **common)
+    for centering, runs in (("feature", 2), ("image", 0)):
+        common = {"network": "allcnn", "filters": 8, "centering": centering, "history": [{"seconds": 1.0}]}
+        ckn = result("centering", kind="ckn", test_accuracy=0.6, **common)
+        convnet = result("centering", kind="convnet", test_accuracy=0.5, budget="steps", **common)
         claim = "All-CNN-C: the CKN is 3 to 16 % above the ConvNet (features of both centred per feature, as many steps)"
         assert verdicts(ckn, convnet)[claim].runs == runs
     found = verdicts(result("unsupervised", network="lenet1", filters=8, test_accuracy=0.97), of("lenet1", "ckn", 0.96, 1.0))

@@ -74,11 +74,11 @@ def test_images_that_do_not_fit_are_refused_with_a_reason(digits: tuple[np.ndarr
     x, y = digits
     with pytest.raises(DataError, match="rows of 784 numbers are not images of image_shape="):
         CKNTransformer(image_shape=(1, 20, 20)).fit(x.reshape(400, -1))
-    with pytest.raises(DataError, match=r"fitted on images of shape \(1, 28, 28\), came \(1, 14, 14\)"):
+    with pytest.raises(DataError, match=r"fitted on images of shape \(1, 28, 28\), got \(1, 14, 14\)"):
         CKNTransformer(**SMALL).fit(x).transform(x[:, :, ::2, ::2])
-    with pytest.raises(DataError, match="at least two classes, came one class only: 3"):
+    with pytest.raises(DataError, match="at least two classes, got one class only: 3"):
         CKNClassifier(**SMALL).fit(x, np.full(400, 3))
-    with pytest.raises(DataError, match="one label for each of 400 images, came 3"):
+    with pytest.raises(DataError, match="one label for each of 400 images, got 3"):
         CKNClassifier(**SMALL).fit(x, y[:3])
 
 

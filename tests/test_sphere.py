@@ -13,9 +13,10 @@ from torch import nn
 import torchckn
 from torchckn import ConfigError, NumericalError
 from torchckn.fit import SphereSGD
-from torchckn.fit.sphere import groups, project_to_ball, project_to_sphere, tangent, transport, unit_or_zero
+from torchckn.fit.sphere import project_to_ball, project_to_sphere, tangent, transport, unit_or_zero
 from torchckn.graph import Conv, Dense, Graph
 from torchckn.kernels import RBFSphere
+from torchckn.nn import sphere_groups as groups
 
 seeds = st.integers(0, 2**32)
 
@@ -143,9 +144,9 @@ def test_the_ball_takes_what_is_outside_to_its_surface() -> None:
 
 def test_bad_settings_and_steps_are_refused_and_change_nothing() -> None:
     weight = nn.Parameter(project_to_sphere(rows(0)))
-    with pytest.raises(ConfigError, match="lr expects"):
+    with pytest.raises(ConfigError, match="lr expected"):
         SphereSGD([weight], lr=-1.0)
-    with pytest.raises(ConfigError, match="momentum expects"):
+    with pytest.raises(ConfigError, match="momentum expected"):
         SphereSGD([weight], lr=0.1, momentum=1.0)
     before, weight.grad = weight.detach().clone(), torch.full((5, 4), torch.nan, dtype=torch.float64)
     with pytest.raises(NumericalError, match="smaller step size"):

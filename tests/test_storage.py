@@ -17,9 +17,9 @@ from .test_graph import every_operation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("centring", ["image", "feature"])
-def test_a_loaded_network_gives_the_same_numbers(tmp_path: Path, dtype: torch.dtype, centring: str) -> None:
-    ckn = torchckn.CKN(every_operation(), classes=3, centring=centring, dtype=dtype).eval()  # type: ignore[arg-type]
+@pytest.mark.parametrize("centering", ["image", "feature"])
+def test_a_loaded_network_gives_the_same_numbers(tmp_path: Path, dtype: torch.dtype, centering: str) -> None:
+    ckn = torchckn.CKN(every_operation(), classes=3, centering=centering, dtype=dtype).eval()  # type: ignore[arg-type]
     x = torch.rand(3, 3, 16, 16, dtype=dtype)
     ckn.scaling.calibrate(ckn.features(x))
     again = torchckn.load(torchckn.save(ckn, tmp_path / "folder" / "model.ckn"))
@@ -90,14 +90,14 @@ def test_another_safetensors_file_is_refused(tmp_path: Path) -> None:
         ({"version": 99}, "format version 99, and this torchckn reads version 1; update torchckn"),
         ({"graph": {}}, "not one that this version can rebuild: .*not a graph"),
         ({"classes": 4}, "not one that this version can rebuild: .*size mismatch"),
-        ({"centring": "images"}, "not one that this version can rebuild: unknown centring"),
+        ({"centering": "images"}, "not one that this version can rebuild: unknown centering"),
     ],
 )
 def test_a_description_that_does_not_fit_is_refused(
     tmp_path: Path, small_graph: Graph, change: dict[str, object], message: str
 ) -> None:
     ckn = torchckn.CKN(small_graph)
-    description = {"version": 1, "graph": ckn.graph.to_json(), "classes": 10, "centring": "image", "training": True}
+    description = {"version": 1, "graph": ckn.graph.to_json(), "classes": 10, "centering": "image", "training": True}
     description |= {"weights": "nystrom", "report": None}
     header = {"format": "torchckn", "network": json.dumps(description | change)}
     save_file(ckn.state_dict(), tmp_path / "model", header)
@@ -108,7 +108,7 @@ def test_a_description_that_does_not_fit_is_refused(
 def test_missing_files_and_folders_are_named(tmp_path: Path, small_graph: Graph) -> None:
     with pytest.raises(DataError, match="nothing does not exist"):
         torchckn.load(tmp_path / "nothing")
-    with pytest.raises(DataError, match="is a folder; load expects the file"):
+    with pytest.raises(DataError, match="is a folder; load expected the file"):
         torchckn.load(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write .*model: .*; choose a folder that can be written to"):
@@ -116,7 +116,7 @@ def test_missing_files_and_folders_are_named(tmp_path: Path, small_graph: Graph)
 
 
 def test_only_kernel_networks_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="save expects a torchckn.CKN, came Linear"):
+    with pytest.raises(DataError, match="save expected a torchckn.CKN, got Linear"):
         torchckn.save(torch.nn.Linear(2, 2), tmp_path / "model")  # type: ignore[arg-type]
 
 

@@ -24,8 +24,8 @@ import torchckn
 from torchckn import ConfigError, DataError, NumericalError, data, runs, zoo
 from torchckn.fit import chunks, loop, methods
 from torchckn.fit.methods import METHODS, MethodOptions
+from torchckn.fit.schedules import Search
 from torchckn.fit.sphere import tangent
-from torchckn.fit.stepsize import Search
 from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import RBFSphere
 
@@ -67,7 +67,7 @@ def trained(net: Any = None, seed: int = 0, **options: Any) -> tuple[Any, loop.T
 
 
 def test_ultimate_layer_reversal_learns() -> None:
-    ckn, result = trained(steps=30, lr="falling:0.125", method="ulr")
+    ckn, result = trained(steps=30, lr="cosine:0.125", method="ulr")
     assert result.start is not None
     assert result.start.accuracy is not None
     assert result.head is not None
@@ -448,8 +448,8 @@ def broken(what: str) -> tuple[Any, dict[str, Any]]:
         ("hessian", "unknown hessian 'nonsense'"),
         ("head_update", "unknown head_update 'nonsense'"),
         ("lr", "unknown step size 'nonsense'"),
-        ("steps", "steps expects a whole number"),
-        ("evaluate_every", "evaluate_every expects a whole number"),
+        ("steps", "steps expected a whole number"),
+        ("evaluate_every", "evaluate_every expected a whole number"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, what: str, message: str) -> None:
@@ -464,7 +464,7 @@ def test_what_else_is_refused() -> None:
     train_data, valid_data = digits()
     with pytest.raises(ConfigError, match="validation data.*lam"):
         torchckn.train(network(), train_data, steps=1)
-    with pytest.raises(ConfigError, match=r"CKN .* or a torchckn.ScaledConvNet, came LeNet5"):
+    with pytest.raises(ConfigError, match=r"CKN .* or a torchckn.ScaledConvNet, got LeNet5"):
         torchckn.train(zoo.build("lenet5"), train_data, valid_data)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'sgd' is for ConvNets"):
         trained(method="sgd")
@@ -472,14 +472,14 @@ def test_what_else_is_refused() -> None:
         trained(convnet(), bandwidths=True)
     with pytest.raises(ConfigError, match="nothing to train"):
         trained(trainable=[])
-    with pytest.raises(ConfigError, match="trainable expects a list"):
+    with pytest.raises(ConfigError, match="trainable expected a list"):
         trained(trainable="conv")
     for name in ("tau", "momentum", "radius", "lam"):
-        with pytest.raises(ConfigError, match=f"{name} expects a number"):
+        with pytest.raises(ConfigError, match=f"{name} expected a number"):
             trained(**{name: "a"})
-        with pytest.raises(ConfigError, match=f"{name} expects a number"):
+        with pytest.raises(ConfigError, match=f"{name} expected a number"):
             trained(**{name: math.nan})
-    with pytest.raises(ConfigError, match="generator expects a torch.Generator"):
+    with pytest.raises(ConfigError, match="generator expected a torch.Generator"):
         torchckn.train(network(), train_data, valid_data, generator=3)  # type: ignore[arg-type]
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import torchckn
 from torchckn import translate, zoo
+from torchckn.correspondence.report import Report
 from torchckn.errors import ConfigError, TranslationError
 from torchckn.graph import Conv, Dense, KernelNode
 from torchckn.kernels import ArcCosine, Linear, RBFSphere
-from torchckn.translate.report import Report
 
 
 def rows_of(ckn: torchckn.CKN) -> dict[str, Any]:
@@ -504,7 +504,7 @@ def chain(*modules: nn.Module) -> nn.Module:
         (Attentive, "cannot be translated: it makes .4, 10, 10. into .4, 100."),
         (HandMadeAttention, r"'mul' \(operator.mul, at test_translate.py:\d+, .*a product of two feature maps"),
         (TwoInputs, "network of one input, a batch of images; TwoInputs.forward takes 2"),
-        (TwoOutputs, "gives one tensor of scores, came tuple"),
+        (TwoOutputs, "gives one tensor of scores, got tuple"),
         (
             lambda: chain(nn.Conv2d(1, 4, 3), nn.Upsample(scale_factor=2)),
             "'1' .Upsample.* upsampling layers have no patches",
@@ -542,14 +542,14 @@ def test_what_has_no_counterpart_is_refused_by_name_with_a_reason(build: Any, me
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: translate("lenet5"), "translate expects a torch.nn.Module, came str; zoo.build"),
-        (lambda: translate(nn.Conv2d(1, 2, 3)), "translate expects input_shape="),
-        (lambda: translate(nn.Conv2d(1, 2, 3), (28, 28)), r"one image, without the batch, came \(28, 28\)"),
+        (lambda: translate("lenet5"), "translate expected a torch.nn.Module, got str; zoo.build"),
+        (lambda: translate(nn.Conv2d(1, 2, 3)), "translate expected input_shape="),
+        (lambda: translate(nn.Conv2d(1, 2, 3), (28, 28)), r"one image, without the batch, got \(28, 28\)"),
         (lambda: translate(zoo.build("lenet1"), kernel="rbf"), "unknown kernel 'rbf': expected one of match"),
-        (lambda: translate(zoo.build("lenet1"), kernel=0.6), "kernel expects 'match' or a kernel .* came 0.6"),
+        (lambda: translate(zoo.build("lenet1"), kernel=0.6), "kernel expected 'match' or a kernel .* got 0.6"),
         (lambda: translate(zoo.build("lenet1"), weights="trained"), "unknown weights 'trained'"),
         (lambda: translate(zoo.build("lenet1"), init="identity"), "init='identity' is for single layers"),
-        (lambda: translate.rule(3), "rule expects module classes, functions or names"),
+        (lambda: translate.rule(3), "rule expected module classes, functions or names"),
     ],
 )
 def test_bad_arguments_are_refused_with_a_reason(call: Any, message: str) -> None:
@@ -635,7 +635,7 @@ def test_the_report_is_a_table_json_html_and_a_drawing() -> None:
 
 
 def test_names_in_the_drawing_and_the_page_are_escaped() -> None:
-    from torchckn.translate.report import Row
+    from torchckn.correspondence.report import Row
 
     report = Report("<b>", (Row("<i>", "a&b", "l", "l: <u>", (1,), "exact", "<s>", True),))
     for text in (report.to_html(), report.to_svg()):
@@ -855,7 +855,7 @@ def test_arguments_with_defaults_keep_them() -> None:
 
 def test_a_layer_used_twice_is_two_layers_and_the_report_says_so() -> None:
     net = Written(lambda s, x: end(F.relu(s.a(F.relu(s.a(x))))), a=conv(1, 1))
-    ckn = translate(net, (1, 8, 8), centring="none")
+    ckn = translate(net, (1, 8, 8), centering="none")
     assert ckn.report is not None
     rows = [row for row in ckn.report.rows if row.source == "a"]
     assert [row.correspondence for row in rows] == ["exact", "inexact"]

@@ -17,7 +17,7 @@ from torchckn.fit import chunks, ulr
 from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.ulr import reduced_objective
 from torchckn.kernels import RBFSphere
-from torchckn.nn.network import Centring, FeatureScaling
+from torchckn.network import Centering, FeatureScaling
 
 CLASSES = 3
 
@@ -155,10 +155,10 @@ def test_the_gradients_of_the_reduced_and_the_full_objective_have_equal_norms(lo
     torch.testing.assert_close(of_reduced.norm(), whole, rtol=1e-8, atol=0)
 
 
-@pytest.mark.parametrize("centring", ["image", "feature"])
-def test_several_processes_add_their_parts_in_one_place(centring: Centring) -> None:
+@pytest.mark.parametrize("centering", ["image", "feature"])
+def test_several_processes_add_their_parts_in_one_place(centering: Centering) -> None:
     x, y, head = problem(20, 4)
-    scaling = FeatureScaling(4, centring)
+    scaling = FeatureScaling(4, centering)
     whole = x.clone().requires_grad_()
     value, eta = reduced_objective(scaling(whole), y, head, 2**-5, hessian="full")
     value.backward()
@@ -176,7 +176,7 @@ def test_several_processes_add_their_parts_in_one_place(centring: Centring) -> N
 
         mine = slice(0, 7) if rank == 0 else slice(7, 20)
         part = x[mine].clone().requires_grad_()
-        scaling = FeatureScaling(4, centring)
+        scaling = FeatureScaling(4, centering)
         scaling.total = total
         local, step = reduced_objective(scaling(part), y[mine], head, 2**-5, hessian="full", total=scaling.total)
         local.backward(retain_graph=True)  # it goes through the other's features as well: the scale is of both
@@ -239,7 +239,7 @@ def test_the_chunked_step_gives_the_gradients_of_the_whole_batch(monkeypatch: py
     g = torch.Generator().manual_seed(1)
     images, labels = torch.rand(50, 1, 28, 28, generator=g, dtype=torch.float64), torch.arange(50) % 10
     found = []
-    for chunk in (None, 16):
+    for chunk in ("all", 16):
         ckn = network()
 
         def objective(features: Tensor, ckn: torchckn.CKN = ckn) -> tuple[Tensor, Tensor]:
@@ -325,7 +325,7 @@ def test_the_head_of_a_convnet_is_the_layer_its_scores_come_from() -> None:
         torchckn.ScaledConvNet(Odd(nn.LogSoftmax(1)), (1, 8, 8))
     with pytest.raises(DataError, match=r"does not take images of shape \(3, 8, 8\)"):
         torchckn.ScaledConvNet(Odd(nn.Identity()), (3, 8, 8))
-    with pytest.raises(DataError, match="this network expects images"):
+    with pytest.raises(DataError, match="expected images"):
         net(torch.rand(2, 1, 9, 9))
 
 

@@ -100,7 +100,7 @@ def test_a_locally_connected_layer_is_a_convolution_where_its_filters_are_equal(
     [
         (lambda: zoo.build("lenet"), "unknown architecture 'lenet'.*Did you mean 'lenet[15]'"),
         (lambda: zoo.build("lenet5", dropuot=1), "unknown option of lenet5 'dropuot'"),
-        (lambda: zoo.build("lenet5", filters=0), "filters expects a whole number of at least 1"),
+        (lambda: zoo.build("lenet5", filters=0), "filters expected a whole number of at least 1"),
         (lambda: zoo.build("lenet5", filters=8, connections="incomplete"), "defined for the original widths"),
         (lambda: zoo.build("lenet5", connections="none"), "unknown connection scheme 'none'"),
         (lambda: zoo.LocallyConnected2d(1, 1, 5, 3), r"no \(5, 5\) patch fits into \(3, 3\)"),

@@ -13,8 +13,8 @@ from .convnet import ScaledConvNet
 from .fit.chunks import batch_features, batch_gradient
 from .fit.methods import METHODS, MethodOptions
 from .kernels import RBFSphere
-from .nn.network import Classifier
-from .translate import translate
+from .network import Classifier
+from .translation import translate
 
 ROUNDS = 5
 

@@ -18,10 +18,10 @@ from torch import nn
 from . import data, kernels, runs, zoo
 from .convnet import ScaledConvNet
 from .errors import ConfigError, DataError, NotFittedError
-from .nn.network import CKN, Classifier
+from .network import Classifier
 from .settings import Settings, settings_from
 from .storage import load
-from .translate import translate
+from .translation import translate
 
 
 class Images(NamedTuple):
@@ -120,7 +120,7 @@ def _dressed(
     generator: torch.Generator | None,
 ) -> Classifier:
     if settings.kind == "convnet":
-        convnet = ScaledConvNet(net, shape, pixels, settings.centring, generator=generator)
+        convnet = ScaledConvNet(net, shape, pixels, settings.centering, generator=generator)
         if convnet.head.out_features != classes:
             raise ConfigError(
                 f"the network gives {convnet.head.out_features} scores, the data have {classes} classes; build it for {classes}"
@@ -132,7 +132,7 @@ def _dressed(
     kernel = kernels.parse(settings.kernel)
     linear = kernels.parse(settings.linear_kernel)
     if isinstance(linear, str):
-        raise ConfigError("linear_kernel expects a kernel, such as linear or rbf:0.6, came 'match'")
+        raise ConfigError("linear_kernel expected a kernel, such as linear or rbf:0.6, got 'match'")
     return translate(
         net,
         shape,
@@ -141,7 +141,7 @@ def _dressed(
         inverse_sqrt=settings.inverse_sqrt,
         classes=classes,
         preprocessing=pixels,
-        centring=settings.centring,
+        centering=settings.centering,
         generator=generator,
     )
 
@@ -182,14 +182,6 @@ def load_trained(path: str | os.PathLike[str]) -> Trained:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise DataError(f"{model} is damaged, or not of this run's network: {error}") from error
     return Trained(convnet.eval(), classes, settings)
-
-
-def input_shape(net: Classifier) -> tuple[int, int, int]:
-    """The shape of an image that a network takes."""
-    if isinstance(net, CKN):
-        return net.graph.input_shape
-    assert isinstance(net, ScaledConvNet)
-    return net.input_shape
 
 
 def training_arguments(settings: Settings) -> dict[str, Any]:

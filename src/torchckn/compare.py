@@ -17,11 +17,12 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from .choices import Weights
 from .errors import ConfigError, DataError
 from .exact import exact_kernel
 from .fit.filters import fit_filters
 from .graph import Graph
-from .nn.network import CKN, Weights
+from .network import CKN
 from .summary import render
 
 METHODS: tuple[Weights, ...] = ("nystrom", "random-features")
@@ -112,9 +113,9 @@ def compare_kernels(
     """
     graph = network.current_graph() if isinstance(network, CKN) else network
     if not filters or seeds < 1 or held_out < 1:
-        raise ConfigError(f"compare_kernels expects filters, seeds and held_out, came {filters!r}, {seeds!r}, {held_out!r}")
+        raise ConfigError(f"compare_kernels expected filters, seeds and held_out, got {filters!r}, {seeds!r}, {held_out!r}")
     if images.ndim != 4 or len(images) <= held_out:
-        raise DataError(f"compare_kernels expects more than {held_out} images (n, C, H, W), came {tuple(images.shape)}")
+        raise DataError(f"compare_kernels expected more than {held_out} images (n, C, H, W), got {tuple(images.shape)}")
     images = images.double()
     compared, others = images[:held_out], images[held_out:]
     exact = exact_kernel(graph, compared)

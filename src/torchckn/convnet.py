@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .data.preprocessing import Preprocessing
+from .choices import Centering
 from .errors import DataError, TranslationError
 from .graph import Graph
-from .nn.functional import check_finite
-from .nn.network import CKN, Centring, Classifier, require_shape
+from .graph.preprocessing import Preprocessing
+from .network import CKN, Classifier
 
 
 class ScaledConvNet(Classifier):
@@ -26,7 +26,7 @@ class ScaledConvNet(Classifier):
         net: any ConvNet that ends in an ``nn.Linear``; it is copied.
         input_shape: (channels, height, width) of an image; may be left out for networks of the zoo without preprocessing.
         preprocessing: what is done to pixels first, as in :func:`torchckn.translate`.
-        centring: see :class:`torchckn.nn.network.FeatureScaling`.
+        centering: see :class:`torchckn.network.FeatureScaling`.
 
     Example:
         >>> from torchckn import zoo
@@ -40,26 +40,29 @@ class ScaledConvNet(Classifier):
         net: nn.Module,
         input_shape: Sequence[int] | None = None,
         preprocessing: Preprocessing | None = None,
-        centring: Centring = "image",
+        centering: Centering = "image",
         *,
         generator: torch.Generator | None = None,
     ) -> None:
         shape = getattr(net, "input_shape", None) if input_shape is None else input_shape
         if shape is None or len(shape) != 3:
-            raise DataError(f"ScaledConvNet expects input_shape=(channels, height, width), came {input_shape!r}")
+            raise DataError(f"ScaledConvNet expected input_shape=(channels, height, width), got {input_shape!r}")
         shape = (int(shape[0]), int(shape[1]), int(shape[2]))
         modules = _modules(preprocessing, shape)
         body, head = _without_head(net, modules, shape)
-        super().__init__(head.in_features, head.out_features, centring, generator, head.weight.device, head.weight.dtype)
-        self.input_shape = shape
+        super().__init__(
+            shape, head.in_features, head.out_features, centering, generator, head.weight.device, head.weight.dtype
+        )
         self.body = body
         self.preprocessing = modules.to(head.weight)
         self.train(net.training)
 
     def features(self, x: Tensor) -> Tensor:
-        require_shape(x, self.input_shape)
-        check_finite(x)
-        return self.body(self.preprocessing(x)).flatten(1)
+        return self.body(self.preprocessing(self.checked(x))).flatten(1)
+
+    @property
+    def standardizes_pixels(self) -> bool:
+        return len(self.preprocessing) > 0
 
     @torch.no_grad()
     def initialize_(self, std: float, generator: torch.Generator | None = None) -> ScaledConvNet:

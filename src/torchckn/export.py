@@ -37,13 +37,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .convnet import ScaledConvNet
-from .data.preprocessing import unit_pixels
 from .errors import ConfigError, DataError, NumericalError, TranslationError
+from .network import CKN
 from .nn.functional import kernel_conv2d, kernel_linear, kernel_local2d
 from .nn.geometry import Pair
 from .nn.invsqrt import wide_dtype
 from .nn.layers import KernelConv2d, KernelLinear, KernelLocal2d, KernelSum
-from .nn.network import CKN
 from .nn.pooling import GaussianPool2d
 from .nn.whitening import Whitening
 from .storage import write_atomically
@@ -63,8 +62,8 @@ class Plain(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if (images.dtype == torch.uint8) != self.uint8_input:
             expected = "bytes from 0 to 255" if self.uint8_input else "real numbers between 0 and 1"
-            raise DataError(f"this network expects images of {expected}, came {images.dtype}; see uint8_input of plain()")
-        return torch.softmax(self.network(unit_pixels(images, self.network.head.weight)), 1)
+            raise DataError(f"this network expected images of {expected}, got {images.dtype}; see uint8_input of plain()")
+        return torch.softmax(self.network(self.network.pixels(images)), 1)
 
 
 @torch.no_grad()
@@ -83,7 +82,7 @@ def plain(network: CKN | ScaledConvNet, *, uint8_input: bool = False) -> Plain:
     _require_network("plain", network)
     if isinstance(network, CKN) and network.weights != "nystrom":
         raise ConfigError(
-            f"plain expects a network with filters, came one of {network.weights}, which is there to be compared with; "
+            f"plain expected a network with filters, got one of {network.weights}, which is there to be compared with; "
             "build it with weights='nystrom'"
         )
     folded = _plain(copy.deepcopy(network).eval())
@@ -131,10 +130,10 @@ def to_onnx(
     _require_network("to_onnx", network)
     path = _file("to_onnx", path)
     if not isinstance(opset, int) or opset < 18:
-        raise ConfigError(f"opset expects a whole number of at least 18, came {opset!r}; older ones cannot be written")
+        raise ConfigError(f"opset expected a whole number of at least 18, got {opset!r}; older ones cannot be written")
     count = network.head.out_features
     if classes is not None and (isinstance(classes, str) or len(classes) != count):
-        raise ConfigError(f"classes expects a name for each of the {count} classes, came {classes!r}")
+        raise ConfigError(f"classes expected a name for each of the {count} classes, got {classes!r}")
     for package in ("onnx", "onnxscript"):
         try:
             importlib.import_module(package)
@@ -336,7 +335,7 @@ def _program(network: CKN | ScaledConvNet, uint8_input: bool) -> torch.export.Ex
 
 
 def _shape(network: CKN | ScaledConvNet) -> tuple[int, int, int]:
-    return network.graph.input_shape if isinstance(network, CKN) else network.input_shape
+    return network.input_shape
 
 
 def _tidy(graph: Any) -> None:
@@ -375,7 +374,7 @@ def _compare(what: str, network: CKN | ScaledConvNet, uint8_input: bool, run: Ca
 
 
 def _probabilities(network: CKN | ScaledConvNet, images: Tensor) -> Tensor:
-    return torch.softmax(network(unit_pixels(images, network.head.weight)), 1)
+    return torch.softmax(network(network.pixels(images)), 1)
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
@@ -386,14 +385,14 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 def _require_network(function: str, network: object) -> None:
     if not isinstance(network, (CKN, ScaledConvNet)):
         raise DataError(
-            f"{function} expects a torchckn.CKN or a torchckn.ScaledConvNet, came {type(network).__name__}; "
+            f"{function} expected a torchckn.CKN or a torchckn.ScaledConvNet, got {type(network).__name__}; "
             "torchckn.translate makes a CKN from a ConvNet, and ScaledConvNet(net) wraps the ConvNet itself"
         )
 
 
 def _file(function: str, path: str | os.PathLike[str]) -> Path:
     if Path(path).is_dir():
-        raise DataError(f"{path} is a folder; {function} expects the name of a file to write")
+        raise DataError(f"{path} is a folder; {function} expected the name of a file to write")
     return Path(path)
 
 

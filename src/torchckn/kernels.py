@@ -80,7 +80,7 @@ class Kernel(nn.Module):
         y = x if y is None else y
         if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or not x.is_floating_point():
             raise DataError(
-                f"gram expects two real matrices with rows of one length, came {tuple(x.shape)} and {tuple(y.shape)} of "
+                f"gram expected two real matrices with rows of one length, got {tuple(x.shape)} and {tuple(y.shape)} of "
                 f"{x.dtype}; flatten images or patches to rows first"
             )
         x_norms, x_inverse = safe_norms(x.square().sum(1, keepdim=True))  # (n, 1)
@@ -240,9 +240,9 @@ class Polynomial(Kernel):
     def __init__(self, degree: int, offset: float = 0.0) -> None:
         super().__init__()
         if not isinstance(degree, int) or degree < 1:
-            raise ConfigError(f"Polynomial expects a whole degree of at least 1, came {degree!r}")
+            raise ConfigError(f"Polynomial expected a whole degree of at least 1, got {degree!r}")
         if not 0 <= _number(offset) < math.inf:
-            raise ConfigError(f"Polynomial expects a finite offset >= 0 (else it is not positive definite), came {offset!r}")
+            raise ConfigError(f"Polynomial expected a finite offset >= 0 (else it is not positive definite), got {offset!r}")
         self.degree = degree
         self.offset = float(offset)
 
@@ -268,7 +268,7 @@ class ArcCosine(Kernel):
     def __init__(self, order: int) -> None:
         super().__init__()
         if order not in (0, 1, 2):
-            raise ConfigError(f"ArcCosine expects order 0 (step function), 1 (ReLU) or 2, came {order!r}")
+            raise ConfigError(f"ArcCosine expected order 0 (step function), 1 (ReLU) or 2, got {order!r}")
         self.order = int(order)
         self.degree = self.order
         self.is_steep = self.order == 0
@@ -318,7 +318,7 @@ class Matern(Kernel):
     def __init__(self, nu: float, sigma: float) -> None:
         super().__init__()
         if not 0 < _number(nu) < 20 or (2 * nu) % 2 != 1:
-            raise ConfigError(f"Matern expects a half-integer nu of at most 19.5 (0.5, 1.5, 2.5, ...), came {nu!r}")
+            raise ConfigError(f"Matern expected a half-integer nu of at most 19.5 (0.5, 1.5, 2.5, ...), got {nu!r}")
         self.nu = float(nu)
         self.is_steep = self.nu < 1
         self.sigma = _positive("Matern", "sigma", sigma)
@@ -373,8 +373,12 @@ class RBFSphere(Kernel):
         return torch.exp((t - 1) / self.sigma**2)
 
     def spec(self) -> KernelSpec:
-        # Only sigma^2 counts, so training may well take sigma through zero to the other side.
-        return KernelSpec("RBFSphere", (("sigma", abs(_plain(self.sigma))), ("trainable", self.trainable)))
+        return KernelSpec("RBFSphere", (("sigma", self.bandwidth), ("trainable", self.trainable)))
+
+    @property
+    def bandwidth(self) -> float:
+        """sigma as a number. Only sigma^2 counts, so training may well take sigma through zero to the other side."""
+        return abs(_plain(self.sigma))
 
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
         if torch.compiler.is_compiling() or responses.dtype not in (torch.float32, torch.float64):
@@ -440,7 +444,7 @@ def _channel_dot(a: Tensor, b: Tensor) -> Tensor:
 
 def _positive(kernel: str, argument: str, value: Any) -> float:
     if not 0 < _number(value) < math.inf:
-        raise ConfigError(f"{kernel} expects a positive, finite {argument}, came {value!r}")
+        raise ConfigError(f"{kernel} expected a positive, finite {argument}, got {value!r}")
     return float(value)
 
 

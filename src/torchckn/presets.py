@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .data.preprocessing import Preprocessing
 from .errors import unknown_name
 from .graph import Conv, GaussianPool, Graph
+from .graph.preprocessing import Preprocessing
 from .kernels import RBFSphere
-from .nn.network import CKN
+from .network import CKN
 
 
 def names() -> list[str]:

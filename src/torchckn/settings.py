@@ -33,7 +33,7 @@ class Settings(BaseModel):
     )
     linear_kernel: str = Field("rbf:0.6", description="Of layers without a nonlinearity: linear, or as for --kernel.")
     inverse_sqrt: Literal["auto", "eigh", "newton", "svd"] = Field("auto", description="Method of the inverse square root.")
-    centring: Literal["image", "feature", "none"] = Field(
+    centering: Literal["image", "feature", "none"] = Field(
         "image", description="Mean taken off features: per image, or feature."
     )
     init_std: float | None = Field(None, gt=0, description="Spread of a ConvNet's first weights; in the zoo, the paper's.")
@@ -42,7 +42,7 @@ class Settings(BaseModel):
     batch_size: int | None = Field(None, ge=1, description="Images in a mini-batch; 256, or all if there are fewer.")
     lr: str | float | list[float] | None = Field(
         None,
-        description="Step size: 0.01, search, falling:0.01, root:1, or stages 0.1,0.01.",
+        description="Step size: 0.01, search, cosine:0.01, root:1, or stages 0.1,0.01.",
     )
     momentum: float | None = Field(None, ge=0, lt=1, description="By default 0.9 for ulr and sgd, else 0.")
     tau: float = Field(2**-5, ge=0, description="Proximal term of ultimate layer reversal.")
@@ -76,7 +76,7 @@ def read_settings(file: Path, what: str = "--config") -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist; {what} expects a TOML file") from None
+        raise ConfigError(f"{file} does not exist; {what} expected a TOML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text; save it as UTF-8") from None
     except OSError as error:

@@ -22,15 +22,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from .data.preprocessing import Preprocessing
 from .errors import DataError, unknown_name
 from .fit.classifier import fit_classifier
 from .fit.features import extract_features
 from .fit.filters import fit_filters
 from .fit.trainer import train
 from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
+from .graph.preprocessing import Preprocessing
 from .kernels import RBFSphere
-from .nn.network import CKN, Centring
+from .network import CKN, Centering
 
 
 class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
@@ -46,7 +46,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         patches: int = 10_000,
         eps: float = 1e-3,
         whiten: bool = False,
-        centring: Centring = "image",
+        centering: Centering = "image",
         image_shape: tuple[int, ...] | None = None,
         random_state: int | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         self.patches = patches
         self.eps = eps
         self.whiten = whiten
-        self.centring = centring
+        self.centering = centering
         self.image_shape = image_shape
         self.random_state = random_state
 
@@ -75,7 +75,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         if rows.ndim == 3:
             rows = rows[:, None]
         if rows.ndim != 4:
-            raise DataError(f"images must be (N, C, H, W), (N, H, W) or rows with an image_shape, came {rows.shape}")
+            raise DataError(f"images must be (N, C, H, W), (N, H, W) or rows with an image_shape, got {rows.shape}")
         images = torch.from_numpy(np.ascontiguousarray(rows))
         return images / 255 if as_bytes else images
 
@@ -106,14 +106,14 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         nodes.append(
             AdaptiveAveragePool("pool", output_size=(min(self.output_size, size[0]), min(self.output_size, size[1])))
         )
-        centring = "none" if self.filters == 1 else self.centring
-        ckn = CKN(Graph((channels, height, width), nodes), classes, centring, generator=generator).eval()
+        centering = "none" if self.filters == 1 else self.centering
+        ckn = CKN(Graph((channels, height, width), nodes), classes, centering, generator=generator).eval()
         return fit_filters(ckn, images, self.patches, generator=generator) if scale else ckn
 
     def _features(self, images: Tensor) -> Tensor:
         if tuple(images.shape[1:]) != self.ckn_.graph.input_shape:
             raise DataError(
-                f"this model was fitted on images of shape {self.ckn_.graph.input_shape}, came {tuple(images.shape[1:])}"
+                f"this model was fitted on images of shape {self.ckn_.graph.input_shape}, got {tuple(images.shape[1:])}"
             )
         features, _ = extract_features(self.ckn_, images)
         with torch.no_grad():
@@ -175,7 +175,7 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         patches: int = 10_000,
         eps: float = 1e-3,
         whiten: bool = False,
-        centring: Centring = "image",
+        centering: Centering = "image",
         image_shape: tuple[int, ...] | None = None,
         random_state: int | None = None,
         lam: float | None = None,
@@ -185,7 +185,7 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         run_dir: str | None = None,
     ) -> None:
         super().__init__(
-            filters, sigma, kernel_size, layers, output_size, patches, eps, whiten, centring, image_shape, random_state
+            filters, sigma, kernel_size, layers, output_size, patches, eps, whiten, centering, image_shape, random_state
         )
         self.lam = lam
         self.validation = validation
@@ -200,10 +200,10 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         labels = column_or_1d(y, warn=True)
         check_classification_targets(labels)
         if len(labels) != len(images):
-            raise DataError(f"y must have one label for each of {len(images)} images, came {len(labels)}")
+            raise DataError(f"y must have one label for each of {len(images)} images, got {len(labels)}")
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise DataError(f"CKNClassifier needs at least two classes, came one class only: {self.classes_[0]}")
+            raise DataError(f"CKNClassifier needs at least two classes, got one class only: {self.classes_[0]}")
         if self.method not in ("unsupervised", "ulr", "sgo"):
             raise unknown_name("method", self.method, ("unsupervised", "ulr", "sgo"))
         self.ckn_ = self._build(images, len(self.classes_))

@@ -16,37 +16,25 @@ import safetensors
 import torch
 from safetensors.torch import save as to_bytes
 
+from .correspondence import Report
 from .errors import CKNError, DataError
 from .graph import Graph
-from .nn.network import CKN
-from .translate.report import Report
+from .network import CKN, Classifier
 
 FORMAT = "torchckn"
 VERSION = 1
 
 
-def save(ckn: CKN, path: str | os.PathLike[str]) -> Path:
-    """Write a network to ``path``: its weights, and all that is needed to build it again.
+def save(net: Classifier, path: str | os.PathLike[str]) -> Path:
+    """Write a network to ``path``: its weights and, of a CKN, all that is needed to build it again.
 
+    A file of a ConvNet has its weights alone, for :func:`load_weights`: what builds the network is Python code.
     The file appears whole or not at all: it is written beside its destination and then moved there.
     """
-    if not isinstance(ckn, CKN):
-        raise DataError(f"save expects a torchckn.CKN, came {type(ckn).__name__}; a ConvNet is saved with torch.save")
-    description = {
-        "version": VERSION,
-        "graph": ckn.current_graph().to_json(),
-        "classes": ckn.head.out_features,
-        "centring": ckn.scaling.centring,
-        "weights": ckn.weights,
-        "report": ckn.report.to_json() if ckn.report else None,
-        "training": ckn.training,
-    }
-    for name, layer in ckn.kernel_layers().items():
-        absorbed = [node for node in ckn.graph.nodes if ckn.absorbed.get(node.name) == name]
-        intended = absorbed[0].module(ckn.graph.shapes[name]) if absorbed else None
-        if repr(getattr(layer, "pool", None)) != repr(intended):
-            raise DataError(f"layer {name!r} has another pooling than its graph says, {intended}; build the network with it")
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in ckn.state_dict().items()}
+    if not isinstance(net, Classifier):
+        raise DataError(f"save expected a torchckn.CKN, got {type(net).__name__}; save other modules with torch.save")
+    description = {"version": VERSION, "kind": net.kind, **(net.description() or {})}
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in net.state_dict().items()}
     path = Path(path)
     write_atomically(path, to_bytes(tensors, {"format": FORMAT, "network": json.dumps(description)}))
     return path
@@ -56,10 +44,15 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CK
     """Read a network that :func:`save` wrote: the same numbers, in the dtype they were saved in, on ``device``."""
     path = Path(path)
     description, tensors = _read(path)
+    if "graph" not in description:
+        raise DataError(
+            f"{path} has the weights of a ConvNet, and not the code that builds it; build the network as it was, and read them "
+            "with torchckn.storage.load_weights(net, path)"
+        )
     try:
         dtype = tensors["head.weight"].dtype
         graph, report = Graph.from_json(description["graph"]), description["report"]
-        ckn = CKN(graph, description["classes"], description["centring"], weights=description["weights"], dtype=dtype)
+        ckn = CKN(graph, description["classes"], description["centering"], weights=description["weights"], dtype=dtype)
         ckn.report = Report.from_json(report) if report else None
         ckn.load_state_dict(tensors, assign=False)
         ckn.train(description["training"])
@@ -69,22 +62,32 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CK
     return ckn.to(device)
 
 
+def load_weights(net: Classifier, path: str | os.PathLike[str]) -> None:
+    """Read the weights of a file that :func:`save` wrote into a network that is built as the saved one was."""
+    path = Path(path)
+    try:
+        net.load_state_dict(_read(path)[1])
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} has the weights of another network: {reason}") from error
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if path.is_dir():
-        raise DataError(f"{path} is a folder; load expects the file that torchckn.save wrote")
+        raise DataError(f"{path} is a folder; load expected the file that torchckn.save wrote")
     try:
         with safetensors.safe_open(path, "pt") as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
                 raise DataError(
-                    f"{path} is a safetensors file, but not a torchckn model; load expects what torchckn.save wrote"
+                    f"{path} is a safetensors file, but not a torchckn model; load expected what torchckn.save wrote"
                 )
             description = json.loads(header["network"])
             if not isinstance(description, dict):
                 raise KeyError("network")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; load expects a file that torchckn.save wrote") from error
+        raise DataError(f"{path} does not exist; load expected a file that torchckn.save wrote") from error
     except (safetensors.SafetensorError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} is not a torchckn model, or is truncated or corrupt ({error}); save it again, or fetch it again"

@@ -42,7 +42,7 @@ def reproduce(
     from ..plots import new_figure
 
     if scale not in SCALES:
-        raise ConfigError(f"--scale expects {' or '.join(SCALES)}, came {scale!r}")
+        raise ConfigError(f"--scale expected {' or '.join(SCALES)}, got {scale!r}")
     if name is not None and everything:
         raise ConfigError("name an experiment, or say --all, not both")
     chosen = [experiment(name)] if name is not None else list(experiments().values())

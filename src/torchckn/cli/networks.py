@@ -54,7 +54,7 @@ def translate(
     from ..building import build_convnet
     from ..storage import save as write_network
     from ..storage import write_atomically
-    from ..translate import translate as translated
+    from ..translation import translate as translated
 
     given = {"network": network, "options": dict(pair(text) for text in option or [])}
     settings = settings_from(given | ({} if filters is None else {"filters": filters}), "translate")
@@ -88,7 +88,7 @@ def _shape(text: str) -> tuple[int, int, int]:
     try:
         channels, height, width = (int(part) for part in text.replace("x", ",").split(","))
     except ValueError:
-        raise ConfigError(f"--input-shape expects channels,height,width, such as 1,28,28, came {text!r}") from None
+        raise ConfigError(f"--input-shape expected channels,height,width, such as 1,28,28, got {text!r}") from None
     return channels, height, width
 
 

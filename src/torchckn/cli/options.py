@@ -71,7 +71,7 @@ def _option(name: str) -> inspect.Parameter:
 
 #: under which heading of the help a setting stands; the others are about training
 _PANELS = {
-    "Network": {"filters", "options", "kind", "kernel", "linear_kernel", "inverse_sqrt", "centring", "init_std"},
+    "Network": {"filters", "options", "kind", "kernel", "linear_kernel", "inverse_sqrt", "centering", "init_std"},
     "Images": {"data", "validation", "whiten"},
 }
 
@@ -90,7 +90,7 @@ def _said(given: dict[str, Any]) -> dict[str, Any]:
 def pair(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ConfigError(f"--option expects name=value, came {text!r}")
+        raise ConfigError(f"--option expected name=value, got {text!r}")
     return name, _literal(value)
 
 

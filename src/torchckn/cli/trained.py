@@ -51,7 +51,7 @@ def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) 
     from .. import data
 
     if part not in ("test", "train"):
-        raise ConfigError(f"--part expects test or train, came {part!r}")
+        raise ConfigError(f"--part expected test or train, got {part!r}")
     if name is None and trained.settings is None:
         raise ConfigError("a model file does not say what it was trained on: name the images with --data")
     whole = data.load(name or trained.settings.data, data_dir)  # type: ignore[union-attr]
@@ -74,14 +74,13 @@ def predict(
     """
     import torch
 
-    from ..building import input_shape, load_trained
+    from ..building import load_trained
     from ..data.own import read_for
-    from ..data.preprocessing import unit_pixels
 
     trained = load_trained(model)
-    pixels = torch.stack([read_for(file, input_shape(trained.net), resize) for file in images])
+    pixels = torch.stack([read_for(file, trained.net.input_shape, resize) for file in images])
     with torch.inference_mode():
-        probabilities = torch.softmax(trained.net.eval()(unit_pixels(pixels, trained.net.head.weight)), 1)
+        probabilities = torch.softmax(trained.net.eval()(trained.net.pixels(pixels)), 1)
     rows: list[dict[str, Any]] = []
     for file, row in zip(images, probabilities, strict=True):
         best = row.topk(min(top, len(row)))
@@ -111,11 +110,11 @@ def export(
     from .. import export as exporting
     from ..building import load_trained
     from ..convnet import ScaledConvNet
-    from ..nn.network import CKN
+    from ..network import CKN
 
     trained = load_trained(model)
     if output.suffix not in (".onnx", ".pt2"):
-        raise ConfigError(f"--output expects a file ending in .onnx or .pt2, came {output}")
+        raise ConfigError(f"--output expected a file ending in .onnx or .pt2, got {output}")
     assert isinstance(trained.net, (CKN, ScaledConvNet))
     write = exporting.to_onnx if output.suffix == ".onnx" else exporting.to_torch
     write(trained.net, output, uint8_input=uint8)

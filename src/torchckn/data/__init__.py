@@ -16,9 +16,9 @@ import os
 from pathlib import Path
 
 from ..errors import unknown_name
+from ..graph.preprocessing import Preprocessing
 from .batches import batches, size_of
 from .own import load_folder, load_npz
-from .preprocessing import Preprocessing
 from .sets import DataSet, Part, split
 from .sources import SOURCES, data_folder, fetch, is_complete, load_mini, verify
 

@@ -52,7 +52,7 @@ def size_of(data: Any) -> int | None:
 
 def _indices(n: int, batch_size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
     if batch_size < 1:
-        raise DataError(f"batch_size expects a whole number of at least 1, came {batch_size!r}")
+        raise DataError(f"batch_size expected a whole number of at least 1, got {batch_size!r}")
     order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
     return iter(order.split(batch_size)) if n else iter(())
 
@@ -64,14 +64,14 @@ def checked_batch(batch: Any, need_labels: bool) -> tuple[Tensor, Tensor | None]
         images, labels = batch
     else:
         raise DataError(
-            f"data expects images (N, C, H, W), a pair (images, labels), a Dataset or a DataLoader, came {type(batch).__name__}"
+            f"data expected images (N, C, H, W), a pair (images, labels), a Dataset or a DataLoader, got {type(batch).__name__}"
         )
     images = torch.as_tensor(images)
     labels = None if labels is None else torch.as_tensor(labels)
     if images.ndim != 4:
-        raise DataError(f"data expects images (N, C, H, W), came shape {tuple(images.shape)}; grey images need a channel")
+        raise DataError(f"data expected images (N, C, H, W), got shape {tuple(images.shape)}; grey images need a channel")
     if need_labels and labels is None:
         raise DataError("labels are needed here: pass a pair (images, labels), or a Dataset or DataLoader of such pairs")
     if labels is not None and len(labels) != len(images):
-        raise DataError(f"data expects a label for each image, came {len(images)} images and {len(labels)} labels")
+        raise DataError(f"data expected a label for each image, got {len(images)} images and {len(labels)} labels")
     return images, labels

@@ -37,7 +37,7 @@ def _classes(folder: Path) -> list[str]:
     found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     if len(found) < 2:
         raise DataError(
-            f"{folder} expects a sub-folder of images for each class, at least two, came {len(found)}: "
+            f"{folder} expected a sub-folder of images for each class, at least two, got {len(found)}: "
             f"{', '.join(found) or 'none'}"
         )
     return found
@@ -115,7 +115,7 @@ def load_npz(file: Path) -> DataSet:
         raise DataError(f"{file} cannot be read as an .npz file of plain arrays ({error})") from error
     missing = {"x", "y"} - set(arrays)
     if missing:
-        raise DataError(f"{file} expects arrays x and y, came {', '.join(sorted(arrays)) or 'none'}")
+        raise DataError(f"{file} expected arrays x and y, got {', '.join(sorted(arrays)) or 'none'}")
     train = _arrays(arrays["x"], arrays["y"], f"{file}")
     test = _arrays(arrays["x_test"], arrays["y_test"], f"{file} (test)") if {"x_test", "y_test"} <= set(arrays) else None
     count = 1 + int(max([train[1].max(), *([test[1].max()] if test else [])]))
@@ -129,9 +129,9 @@ def _arrays(x: Any, y: Any, what: str) -> tuple[Tensor, Tensor]:
     if x.ndim == 3:
         x = x[:, None]
     if x.ndim != 4 or x.dtype.kind not in "uif":
-        raise DataError(f"{what} expects x of shape (N, H, W) or (N, C, H, W) and numbers, came {x.shape} of {x.dtype}")
+        raise DataError(f"{what} expected x of shape (N, H, W) or (N, C, H, W) and numbers, got {x.shape} of {x.dtype}")
     if y.ndim != 1 or y.dtype.kind not in "ui":
-        raise DataError(f"{what} expects y to be whole numbers, one for each image, came {y.shape} of {y.dtype}")
+        raise DataError(f"{what} expected y to be whole numbers, one for each image, got {y.shape} of {y.dtype}")
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise DataError(f"{what} has pixels that are NaN or infinite")
     if not len(x) or not len(y):

@@ -40,7 +40,7 @@ def split(part: Part, held_out: int, seed: int = 0) -> tuple[Part, Part]:
     """``part`` without ``held_out`` images, and these: training and validation part, drawn by a seed."""
     images, labels = part
     if not isinstance(held_out, int) or not 0 < held_out < len(images):
-        raise ConfigError(f"split expects to hold out between 1 and {len(images) - 1} images, came {held_out!r}")
+        raise ConfigError(f"split expected to hold out between 1 and {len(images) - 1} images, got {held_out!r}")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     kept, held = order[held_out:], order[:held_out]
     return Part(images[kept], labels[kept]), Part(images[held], labels[held])
@@ -53,5 +53,5 @@ def checked_part(images: Tensor, labels: Tensor, classes: int, what: str) -> Par
     if not len(images):
         raise DataError(f"{what} has no images")
     if labels.ndim != 1 or labels.min() < 0 or labels.max() >= classes:
-        raise DataError(f"{what} expects labels from 0 to {classes - 1}, came {int(labels.min())} to {int(labels.max())}")
+        raise DataError(f"{what} expected labels from 0 to {classes - 1}, got {int(labels.min())} to {int(labels.max())}")
     return Part(images, labels.long())

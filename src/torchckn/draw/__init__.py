@@ -24,10 +24,9 @@ from PIL import Image
 from torch import Tensor
 
 from .. import data
-from ..building import input_shape, load_trained
-from ..data.preprocessing import unit_pixels
+from ..building import load_trained
 from ..errors import ConfigError, DataError
-from ..nn.network import CKN, Classifier
+from ..network import Classifier
 from ..report.pictures import thumbnail
 
 ADDRESS = "127.0.0.1"
@@ -56,7 +55,7 @@ class Board:
 
     def __init__(self, runs: Sequence[str | os.PathLike[str]], data_dir: str | os.PathLike[str] | None = None) -> None:
         if not runs:
-            raise ConfigError("draw expects a run, or two to compare")
+            raise ConfigError("draw expected a run, or two to compare")
         self.entries = [_entry(Path(run), data_dir) for run in runs]
 
     @torch.inference_mode()
@@ -64,7 +63,7 @@ class Board:
         """For each network: probabilities of all classes, and the nearest training images."""
         answers = []
         for entry in self.entries:
-            image = as_input(pixels, input_shape(entry.net)).to(entry.net.head.weight)
+            image = as_input(pixels, entry.net.input_shape).to(entry.net.head.weight)
             features = entry.net.features(image[None])
             probabilities = torch.softmax(entry.net.head(entry.net.scaling(features)), 1)[0]
             answer: dict[str, Any] = {
@@ -87,12 +86,12 @@ class Board:
 @torch.inference_mode()
 def _entry(run: Path, data_dir: str | os.PathLike[str] | None) -> _Entry:
     trained = load_trained(run)
-    net, kind = trained.net, "CKN" if isinstance(trained.net, CKN) else "ConvNet"
-    if trained.settings is None or not isinstance(net, CKN):
+    net, kind = trained.net, {"ckn": "CKN"}.get(trained.net.kind, "ConvNet")
+    if trained.settings is None or net.kind != "ckn":
         return _Entry(f"{run.name} ({kind})", net, trained.classes, None, (), ())
     whole = data.load(trained.settings.data, data_dir)
     images, labels = (part[:NEIGHBOURS_AMONG] for part in whole.train)
-    features = [net.features(unit_pixels(some, net.head.weight)) for some in images.split(64)]
+    features = [net.features(net.pixels(some)) for some in images.split(64)]
     known = torch.nn.functional.normalize(torch.cat(features), dim=1)
     pictures = tuple(thumbnail(image) for image in images)
     names = tuple(trained.classes[int(label)] for label in labels)

@@ -33,7 +33,7 @@ from ..building import Images, build_network, load_images, training_arguments
 from ..data import Part
 from ..errors import CKNError, DataError, NumericalError
 from ..fit import evaluate, fit_filters, fit_head, train
-from ..nn.network import CKN, Classifier
+from ..network import CKN, Classifier
 from ..settings import Settings
 from ..storage import write_atomically
 from .gradient import gradient_errors
@@ -217,7 +217,7 @@ def _try(bench: _Bench, file: Path) -> Path:
     some = Part(*(values[:_TRIAL_IMAGES] for values in bench.images.train))
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     steps = bench.cell.extras["trial_steps"]
-    for lr in (f"falling:{number}" for number in bench.cell.extras["lrs"]):
+    for lr in (f"cosine:{number}" for number in bench.cell.extras["lrs"]):
         if lr not in trials:
             net, _ = bench.started()
             try:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from ..choices import Verdict
 from .results import Result, Results
-
-Verdict = Literal["holds", "holds in part", "does not hold", "not run at this scale"]
 
 #: per cent; about what another seed changes
 MARGIN = 0.5
@@ -220,7 +219,7 @@ for _budget, _said in (("steps", "as many steps"), ("time", "as much time")):
         _allcnn_claim(_where, "ckn-convnet", f"{_which}, {_said}", {}, {"budget": _budget, "options.bias": _bias})
 for _budget, _said in (("steps", "as many steps"), ("time", "as much time")):
     _how = f"features of both centred per feature, {_said}"
-    _allcnn_claim("beyond", "centring", _how, {"centring": "feature"}, {"budget": _budget})
+    _allcnn_claim("beyond", "centering", _how, {"centering": "feature"}, {"budget": _budget})
 
 
 # Without labels.

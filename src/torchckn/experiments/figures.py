@@ -62,7 +62,7 @@ def say(name: str, value: Any) -> str:
         return f"{'with' if value else 'without'} {FLAGS.get(name, name)}"
     if name == "budget":
         return f"equal {value}"
-    if name == "centring":
+    if name == "centering":
         return f"features centred per {value}"
     if name == "slip":
         return "as it should be" if value == "none" else str(value).replace("-", " ")

@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Part
-from ..data.preprocessing import unit_pixels
+from ..network import CKN
 from ..nn.functional import filter_gram
-from ..nn.invsqrt import Method, inverse_sqrt
-from ..nn.network import CKN
+from ..nn.invsqrt import inverse_sqrt
 
 
 def gradient_errors(
@@ -51,7 +50,7 @@ def gradient_errors(
 
 
 def _loss(net: CKN, pixels: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(net(unit_pixels(pixels, net.head.weight)), labels)
+    return F.cross_entropy(net(net.pixels(pixels)), labels)
 
 
 def _gradient(net: CKN, pixels: Tensor, labels: Tensor, method: str | None = None) -> list[Tensor]:
@@ -61,7 +60,6 @@ def _gradient(net: CKN, pixels: Tensor, labels: Tensor, method: str | None = Non
     exact gradient (``method=None``).
     """
     name, _, iterations = (method or "eigh").partition("-")
-    known: Method = name  # type: ignore[assignment]
     net.zero_grad()
     with ExitStack() as stack:
         for layer in net.kernel_layers().values():
@@ -70,8 +68,8 @@ def _gradient(net: CKN, pixels: Tensor, labels: Tensor, method: str | None = Non
                 gram = filter_gram(weight.double(), layer.kernel, layer.eps)
             else:
                 single = weight.float()
-                gram = filter_gram(single.double() if known == "eigh" else single, layer.kernel, layer.eps)
-            root = inverse_sqrt(gram, known, iters=int(iterations or 20)).to(
+                gram = filter_gram(single.double() if name == "eigh" else single, layer.kernel, layer.eps)
+            root = inverse_sqrt(gram, name, iters=int(iterations or 20)).to(
                 torch.float64 if method is None else torch.float32
             )
             stack.enter_context(layer.shared_projection(root.to(weight.dtype)))

@@ -12,14 +12,14 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ..choices import FigureKind, Measure, ScaleName
 from ..errors import ConfigError, unknown_name
 from ..settings import Settings, read_settings, settings_from
 
-ScaleName = Literal["cpu", "paper"]
 Model = TypeVar("Model", bound=BaseModel)
 SCALES: tuple[ScaleName, ...] = ("cpu", "paper")
 
@@ -53,7 +53,7 @@ class Scale(_Strict):
 class Figure(_Strict):
     """How an experiment is drawn: see :mod:`torchckn.experiments.figures`."""
 
-    kind: Literal["curves", "over-filters", "errors", "table"]
+    kind: FigureKind
     beside: dict[str, Any] = {}
     """results of another experiment that are drawn as well: its name, and what their variables must be"""
     panels: list[str] = []
@@ -70,7 +70,7 @@ class Experiment(_Strict):
     paper: str
     """where the paper has it"""
     about: str
-    measure: Literal["train", "unsupervised", "gradient"] = "train"
+    measure: Measure = "train"
     grid: dict[str, list[Any]] = {}
     rules: list[Rule] = []
     figure: Figure
@@ -88,12 +88,12 @@ class Experiment(_Strict):
         if drawn.kind in ("errors", "over-filters") and "filters" not in self.grid:
             raise ValueError(f"figure: the kind {drawn.kind!r} wants filters in grid")
         if drawn.beside and "experiment" not in drawn.beside:
-            raise ValueError("figure.beside: expects an experiment's name, as experiment = ...")
+            raise ValueError("figure.beside: expected an experiment's name, as experiment = ...")
         for name, values in (pair for grid in grids for pair in grid.items()):
             if name == "seed":
                 raise ValueError("grid: seed is not a variable; say how many in scale.cpu.seeds")
             if not values:
-                raise ValueError(f"grid.{name}: expects at least one value")
+                raise ValueError(f"grid.{name}: expected at least one value")
         return self
 
     def cells(self, scale: ScaleName, seeds: int | None = None) -> list[Cell]:

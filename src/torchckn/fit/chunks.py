@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..data.preprocessing import unit_pixels
+from ..choices import Chunk
 from ..errors import ConfigError
+from ..network import Classifier
 from ..nn.layers import KernelLayer
-from ..nn.network import Classifier
 from .features import CHUNK
 
-Chunk = int | Literal["auto"] | None
 T = TypeVar("T")
 
 #: bytes of graphs that are kept from the first pass; images beyond go through the network twice
@@ -36,7 +35,7 @@ def batch_gradient(
 
     Args:
         objective: of the features (n, d) of all images, before scaling. Gradients of its own parameters count as well.
-        chunk: images at a time; ``None``: all at once.
+        chunk: images at a time; ``"all"``: the whole batch at once.
     """
     pieces = _pieces(net, images, chunk)
     with shared_projections(net):
@@ -90,21 +89,21 @@ def batch_features(net: Classifier, images: Tensor, chunk: Chunk = "auto") -> Te
 
 
 def _features(net: Classifier, images: Tensor) -> Tensor:
-    return net.features(unit_pixels(images, net.head.weight))
+    return net.features(net.pixels(images))
 
 
 def _pieces(net: Classifier, images: Tensor, chunk: Chunk) -> list[Tensor]:
     coupled = [m for m in net.modules() if m.training and isinstance(m, _COUPLED)]
     if chunk == "auto":
-        chunk = None if coupled else CHUNK
-    if chunk is None:
+        chunk = "all" if coupled else CHUNK
+    if chunk == "all":
         return [images]
     if not isinstance(chunk, int) or chunk < 1:
-        raise ConfigError(f"chunk expects a number of images, 'auto' or None, came {chunk!r}")
+        raise ConfigError(f"chunk: expected a number of images, 'auto' or 'all', got {chunk!r}")
     if coupled:
         raise ConfigError(
             f"a batch cannot be cut into chunks for a network with {type(coupled[0]).__name__}, which gives other numbers for "
-            "other batches; use chunk=None"
+            "other batches; use chunk='all'"
         )
     return list(images.split(chunk))
 

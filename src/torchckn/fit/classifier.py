@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -23,11 +23,9 @@ import torch.nn.functional as F
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from ..choices import Loss, PenaltySearch
 from ..errors import ConfigError, DataError
 from ..progress import progress as show_progress
-
-Loss = Literal["multinomial", "square"]
-Search = Literal["path", "exhaustive"]
 
 #: the penalties that the paper tries
 LAMBDAS = tuple(2.0**exponent for exponent in range(0, -41, -1))
@@ -74,7 +72,7 @@ def fit_classifier(
     loss: Loss = "multinomial",
     lam: float | None = None,
     lambdas: Sequence[float] = LAMBDAS,
-    search: Search = "path",
+    search: PenaltySearch = "path",
     refit: bool = False,
     max_iterations: int = 1000,
     progress: bool | None = None,
@@ -116,11 +114,11 @@ def fit_classifier(
 _PATIENCE = 2
 
 
-def _candidates(lambdas: Sequence[float], search: Search, curve: list[LambdaScore]) -> Iterable[float]:
+def _candidates(lambdas: Sequence[float], search: PenaltySearch, curve: list[LambdaScore]) -> Iterable[float]:
     """Penalties to try, given the scores so far: all; or every fourth until accuracy falls, then ever nearer to the best."""
     ordered = sorted({float(value) for value in lambdas}, reverse=True)
     if not ordered or not all(0 <= value < float("inf") for value in ordered):
-        raise ConfigError(f"lambdas expects numbers >= 0, at least one, came {list(lambdas)!r}")
+        raise ConfigError(f"lambdas expected numbers >= 0, at least one, got {list(lambdas)!r}")
     if search == "exhaustive":
         yield from ordered
         return

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import batches, size_of
-from ..data.preprocessing import unit_pixels
 from ..errors import DataError
-from ..nn.network import Classifier, modes_kept
+from ..network import Classifier, modes_kept
 from ..progress import progress as show_progress
 
 #: images that go through a network at a time: few enough that what they leave behind stays in the cache
@@ -28,7 +27,7 @@ def extract_features(
     with modes_kept(ckn), show_progress("features", size_of(data), progress) as report:
         ckn.eval()
         for images, targets in batches(data, batch_size):
-            found.append(ckn.features(unit_pixels(images, ckn.head.weight)))
+            found.append(ckn.features(ckn.pixels(images)))
             if targets is not None:
                 labels.append(targets)
             done += len(images)
@@ -69,10 +68,10 @@ def evaluate(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: b
 def check_labels(labels: Tensor, classes: int) -> Tensor:
     """Labels as whole numbers from 0 to classes - 1."""
     if labels.is_floating_point() or labels.ndim != 1:
-        raise DataError(f"labels must be whole numbers, one for each image, came {tuple(labels.shape)} of {labels.dtype}")
+        raise DataError(f"labels must be whole numbers, one for each image, got {tuple(labels.shape)} of {labels.dtype}")
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise DataError(
-            f"labels must be from 0 to {classes - 1} for a head of {classes} classes, came {int(labels.min())} to "
+            f"labels must be from 0 to {classes - 1} for a head of {classes} classes, got {int(labels.min())} to "
             f"{int(labels.max())}; pass classes=... to translate, or number the classes from 0"
         )
     return labels.long()

@@ -7,21 +7,19 @@ and stride, after all that comes before it. Read next: :mod:`torchckn.fit.classi
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..choices import FilterMethod, check_choice
 from ..data import batches, size_of
-from ..data.preprocessing import unit_pixels
-from ..errors import ConfigError, DataError, unknown_name
+from ..errors import ConfigError, DataError
+from ..network import CKN, modes_kept
 from ..nn.layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d
-from ..nn.network import CKN, modes_kept
 from ..progress import progress as show_progress
 from .kmeans import spherical_kmeans
-
-How = Literal["kmeans", "sample", "random"]
 
 
 def fit_filters(
@@ -29,7 +27,7 @@ def fit_filters(
     data: Any,
     patches: int = 10_000,
     *,
-    init: How | None = None,
+    init: FilterMethod | None = None,
     restarts: int = 3,
     batch_size: int = 256,
     generator: torch.Generator | None = None,
@@ -47,10 +45,10 @@ def fit_filters(
         generator: decides which images, which patches, and the starts of k-means. The same seed gives the same filters.
         progress: whether to show a progress bar; by default on a terminal.
     """
-    if init is not None and init not in get_args(How):
-        raise unknown_name("init", init, get_args(How))
+    if init is not None:
+        check_choice("init", init, FilterMethod)
     if not isinstance(patches, int) or patches < 1:
-        raise ConfigError(f"patches expects a whole number of at least 1, came {patches!r}")
+        raise ConfigError(f"patches expected a whole number of at least 1, got {patches!r}")
     layers = ckn.kernel_layers()
     with modes_kept(ckn), show_progress("filters without labels", len(layers), progress) as report:
         ckn.eval()
@@ -113,7 +111,7 @@ def sample_patches(
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
         for images, _labels in batches(data, batch_size, generator=_shuffle(generator)):
-            (x,) = ckn.inputs_of(name, unit_pixels(images, layer.weight))
+            (x,) = ckn.inputs_of(name, ckn.pixels(images))
             picked = pick_patches(layer, x, per_image, generator)  # (parts, n, s)
             found.append(picked)
             have += picked.shape[1]

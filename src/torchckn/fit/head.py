@@ -7,14 +7,15 @@ Read next: :mod:`torchckn.fit.ulr`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, unknown_name
-from ..nn.network import Classifier, modes_kept
-from .classifier import LAMBDAS, HeadFit, Loss, Search, fit_classifier
+from ..choices import Loss, PenaltySearch, check_choice
+from ..errors import ConfigError, DataError
+from ..network import Classifier, modes_kept
+from .classifier import LAMBDAS, HeadFit, fit_classifier
 from .features import check_labels, extract_features
 
 
@@ -26,7 +27,7 @@ def fit_head(
     loss: Loss = "multinomial",
     lam: float | None = None,
     lambdas: Sequence[float] = LAMBDAS,
-    search: Search = "path",
+    search: PenaltySearch = "path",
     refit: bool = False,
     max_iterations: int = 1000,
     progress: bool | None = None,
@@ -44,14 +45,12 @@ def fit_head(
         refit: fit once more on training and validation data together, with the chosen penalty.
         progress: whether to show a progress bar; by default on a terminal.
     """
-    if loss not in get_args(Loss):
-        raise unknown_name("loss", loss, get_args(Loss))
-    if search not in get_args(Search):
-        raise unknown_name("search", search, get_args(Search))
+    check_choice("loss", loss, Loss)
+    check_choice("search", search, PenaltySearch)
     if lam is None and valid_data is None:
         raise ConfigError("fit_head chooses lambda on validation data: pass valid_data, or the penalty itself as lam=...")
     if lam is not None and not (isinstance(lam, (int, float)) and 0 <= lam < float("inf")):
-        raise ConfigError(f"lam expects a number >= 0, came {lam!r}")
+        raise ConfigError(f"lam expected a number >= 0, got {lam!r}")
     if ckn.head.bias is None:
         raise ConfigError("fit_head fits a classifier with a bias, which this network's head does not have; give it one")
     train, train_labels = _labelled(ckn, train_data, "train_data", progress)

@@ -50,19 +50,19 @@ def spherical_kmeans(
     """
     if points.ndim != 2 or not points.is_floating_point():
         raise DataError(
-            f"spherical_kmeans expects points (n, s) of real numbers, came {tuple(points.shape)} of {points.dtype}"
+            f"spherical_kmeans expected points (n, s) of real numbers, got {tuple(points.shape)} of {points.dtype}"
         )
     if not 1 <= k <= len(points):
         raise ConfigError(
-            f"spherical_kmeans expects between 1 and {len(points)} centroids for {len(points)} points, came {k}"
+            f"spherical_kmeans expected between 1 and {len(points)} centroids for {len(points)} points, got {k}"
         )
     if restarts < 1 or iterations < 1:
         raise ConfigError(
-            f"spherical_kmeans expects restarts and iterations of at least 1, came {restarts} and {iterations}"
+            f"spherical_kmeans expected restarts and iterations of at least 1, got {restarts} and {iterations}"
         )
     norms = torch.linalg.vector_norm(points, dim=1, keepdim=True)
     if not bool((norms > 0).all()) or not bool(torch.isfinite(norms).all()):
-        raise DataError("spherical_kmeans expects points with a direction, came some that are zero or not finite")
+        raise DataError("spherical_kmeans expected points with a direction, got some that are zero or not finite")
     points = points / norms
     rows = max(1, chunk // k)
     runs = (_lloyd(points, _seed(points, k, generator), iterations, SCREENING * tol, rows) for _ in range(restarts))

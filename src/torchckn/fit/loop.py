@@ -19,15 +19,15 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from ..errors import CKNError, DataError, NumericalError
-from ..nn.network import CKN, Classifier
+from ..network import CKN, Classifier
 from ..progress import progress as show_progress
 from ..runs import Run, read_checkpoint, read_metrics, read_result
 from ..storage import load, save, write_atomically
+from .batches import TrainingBatches
 from .classifier import HeadFit
 from .features import evaluate
 from .methods import Method, MethodOptions
-from .order import TrainingBatches
-from .stepsize import Search, StepSize
+from .schedules import Search, StepSize
 
 #: a drop of the training accuracy from one epoch to the next that is undone, and what the step size is multiplied with then
 DROP, BACK_OFF = 0.02, 1 / 4

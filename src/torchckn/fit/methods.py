@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from ..choices import Chunk, HeadUpdate, Hessian, Loss
 from ..errors import ConfigError, NumericalError
-from ..nn.network import CKN, Classifier
-from .chunks import Chunk, batch_features, batch_gradient
-from .classifier import Loss
+from ..network import Classifier
+from .chunks import batch_features, batch_gradient
 from .features import check_labels
-from .sphere import SphereSGD, groups, project_to_ball
-from .ulr import Hessian, reduced_objective, step_head
-
-MethodName = Literal["ulr", "sgo", "sgo-ball", "sgd"]
-HeadUpdate = Literal["exact", "reuse"]
+from .sphere import SphereSGD, project_to_ball
+from .ulr import reduced_objective, step_head
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,13 @@ class Method:
     def _optimizers(self) -> list[Optimizer]:
         """Of the features: filters on their spheres in a kernel network, all parameters but the head's in any other."""
         options, net = self.options, self.net
-        if isinstance(net, CKN):
+        groups = net.parameter_groups()
+        if not groups:
+            raise ConfigError("there is nothing to train: every layer is fixed; look at trainable=... and requires_grad")
+        if net.on_spheres:
             normalize = isinstance(self, ULR) if options.normalize is None else options.normalize
-            return [SphereSGD(_some(groups(net)), lr=0.0, normalize=normalize, momentum=options.momentum)]
-        head = set(net.head.parameters())
-        body = [p for p in net.parameters() if p.requires_grad and p not in head]
-        return [SGD(_some(body), lr=0.0, momentum=options.momentum)]
+            return [SphereSGD(groups, lr=0.0, normalize=normalize, momentum=options.momentum)]
+        return [SGD(groups, lr=0.0, momentum=options.momentum)]
 
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
         """One step on a batch; an error, and nothing changed, if its objective is not finite."""
@@ -187,7 +185,7 @@ class SGOBall(SGO):
         norm = float(torch.linalg.vector_norm(net.head.weight.detach()))
         self.radius = norm if options.radius is None else options.radius
         if not self.radius > 0:
-            raise ConfigError(f"radius expects a number > 0, came {self.radius!r}")
+            raise ConfigError(f"radius expected a number > 0, got {self.radius!r}")
 
     def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
         scores = self.net.head(self.net.scaling(features))
@@ -211,12 +209,6 @@ class ConvNetSGD(SGO):
 
 
 METHODS: dict[str, type[Method]] = {"ulr": ULR, "sgo": SGO, "sgo-ball": SGOBall, "sgd": ConvNetSGD}
-
-
-def _some(params: list[Any]) -> list[Any]:
-    if not params:
-        raise ConfigError("there is nothing to train: every layer is fixed; look at trainable=... and requires_grad")
-    return params
 
 
 def _accuracy(scores: Tensor, labels: Tensor) -> float:

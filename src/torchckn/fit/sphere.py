@@ -4,7 +4,7 @@ r"""Stochastic gradient steps for filters that live on spheres.
 
 Paper: section 4.3 "Stochastic gradient optimization on manifolds", Algorithm 3 (step 3: every filter's gradient is scaled to unit
 norm, so that one step size serves all layers) and appendix "Stochastic gradient optimization on manifolds". Read next:
-:mod:`torchckn.fit.stepsize`.
+:mod:`torchckn.fit.schedules`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import ConfigError, NumericalError
-from ..nn.layers import KernelLayer
 
 
 class SphereSGD(Optimizer):
@@ -26,7 +25,7 @@ class SphereSGD(Optimizer):
     Args:
         params: parameters or groups of them. A group may have a key ``dims``: how many trailing dimensions of its parameters
             make up one point on the sphere (by default all but the first); 0 for positive numbers such as bandwidths, which
-            take their steps in the logarithm. :func:`groups` makes such groups for a network.
+            take their steps in the logarithm. :func:`torchckn.nn.sphere_groups` makes such groups for a network.
         lr: step size.
         normalize: scale the gradient of every filter to unit norm, as the paper does. A filter with zero gradient stays
             (with momentum, it goes on as it went).
@@ -34,9 +33,9 @@ class SphereSGD(Optimizer):
             parallel transport.
 
     Example:
-        >>> from torchckn.nn import KernelConv2d
+        >>> from torchckn.nn import KernelConv2d, sphere_groups
         >>> layer = KernelConv2d(1, 8, 5)
-        >>> optimizer = SphereSGD(groups(layer), lr=2**-6)
+        >>> optimizer = SphereSGD(sphere_groups(layer), lr=2**-6)
         >>> layer(torch.rand(4, 1, 28, 28)).square().mean().backward()
         >>> optimizer.step()
         >>> torch.allclose(layer.filter_matrix().norm(dim=1), torch.ones(8))
@@ -51,9 +50,9 @@ class SphereSGD(Optimizer):
         momentum: float = 0.0,
     ) -> None:
         if not 0 <= lr < float("inf"):
-            raise ConfigError(f"lr expects a number >= 0, came {lr!r}")
+            raise ConfigError(f"lr expected a number >= 0, got {lr!r}")
         if not 0 <= momentum < 1:
-            raise ConfigError(f"momentum expects a number from 0 to 1 (without 1), came {momentum!r}")
+            raise ConfigError(f"momentum expected a number from 0 to 1 (without 1), got {momentum!r}")
         super().__init__(params, {"lr": lr, "normalize": normalize, "momentum": momentum, "dims": None})
 
     @torch.no_grad()
@@ -88,19 +87,6 @@ class SphereSGD(Optimizer):
             carried = transport(points, moved, directions) if dims else directions
             state["velocity"] = carried.reshape(parameter.shape)
         parameter.copy_(moved.reshape(parameter.shape))
-
-
-def groups(module: nn.Module) -> list[dict[str, Any]]:
-    """Parameter groups of a network's layers, where they have gradients: filters on spheres, bandwidths; no head."""
-    spheres: dict[int, list[Tensor]] = {}
-    for layer in module.modules():
-        if isinstance(layer, KernelLayer):
-            if layer.weight.requires_grad:
-                spheres.setdefault(layer._filter_dims, []).append(layer.weight)
-            for parameter in layer.kernel.parameters():
-                if parameter.requires_grad:
-                    spheres.setdefault(0, []).append(parameter)
-    return [{"params": params, "dims": dims} for dims, params in sorted(spheres.items(), reverse=True)]
 
 
 def _rows(tensor: Tensor, dims: int) -> Tensor:

@@ -21,20 +21,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ..choices import Chunk, HeadUpdate, Hessian, Loss
+from ..choices import TrainingMethod as MethodName
 from ..data.batches import batches, size_of
 from ..errors import ConfigError, unknown_name
 from ..kernels import Kernel, RBFSphere
-from ..nn.network import CKN, Classifier, modes_kept
+from ..network import CKN, Classifier, modes_kept
 from ..runs import Run, read_config
-from .chunks import Chunk
-from .classifier import LAMBDAS, HeadFit, Loss
+from .batches import TrainingBatches
+from .classifier import LAMBDAS, HeadFit
 from .filters import fit_filters
 from .head import fit_head
 from .loop import Loop, TrainResult
-from .methods import METHODS, HeadUpdate, MethodName, MethodOptions
-from .order import TrainingBatches
-from .stepsize import StepSize, step_size
-from .ulr import Hessian
+from .methods import METHODS, MethodOptions
+from .schedules import StepSize, step_size
 
 
 def train(
@@ -82,8 +82,8 @@ def train(
         method: ``"ulr"``, ``"sgo"``, ``"sgo-ball"``; ``"sgd"`` for ConvNets. See :mod:`torchckn.fit.methods`.
         steps: how many mini-batches.
         batch_size: images in each; by default 256, or all of them if there are fewer.
-        lr: step size: a number; ``"search"``, the paper's; ``"falling:0.03"``, from there to zero; a list of numbers, for stages
-            of 2,000 steps each; or a rule of :mod:`torchckn.fit.stepsize`.
+        lr: step size: a number; ``"search"``, the paper's; ``"cosine:0.03"``, from there to zero; a list of numbers, for stages
+            of 2,000 steps each; or a rule of :mod:`torchckn.fit.schedules`.
         tau, hessian: of ultimate layer reversal; see :func:`torchckn.fit.ulr.reduced_objective`.
         lam: penalty of the classifier; by default the one its first fit has chosen, 2^-17 for ``"sgd"``.
         head_update: ``"exact"``: after the step, the classifier is that of the model at the new filters, as in the paper, at the
@@ -117,20 +117,20 @@ def train(
             raise unknown_name(name, value, get_args(known))
     for name, number in (("steps", steps), ("checkpoint_every", checkpoint_every), ("evaluate_every", evaluate_every)):
         if number is not None and (not isinstance(number, int) or number < 1):
-            raise ConfigError(f"{name} expects a whole number of at least 1, came {number!r}")
+            raise ConfigError(f"{name} expected a whole number of at least 1, got {number!r}")
     if not isinstance(net, Classifier):
-        raise ConfigError(f"train expects a CKN (torchckn.translate) or a torchckn.ScaledConvNet, came {type(net).__name__}")
+        raise ConfigError(f"train expected a CKN (torchckn.translate) or a torchckn.ScaledConvNet, got {type(net).__name__}")
     if method == "sgd" and isinstance(net, CKN):
         raise ConfigError("method 'sgd' is for ConvNets, and would leave the sphere; train a CKN with 'ulr' or 'sgo'")
     for name, amount in (("tau", tau), ("lam", lam), ("momentum", momentum), ("radius", radius)):
         if amount is not None and not (isinstance(amount, (int, float)) and 0 <= amount < math.inf):
-            raise ConfigError(f"{name} expects a number >= 0, came {amount!r}")
+            raise ConfigError(f"{name} expected a number >= 0, got {amount!r}")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ConfigError(
-            f"generator expects a torch.Generator, came {generator!r}; torch.Generator().manual_seed(0) makes one"
+            f"generator expected a torch.Generator, got {generator!r}; torch.Generator().manual_seed(0) makes one"
         )
     if isinstance(trainable, str):
-        raise ConfigError(f"trainable expects a list of layers' names, came {trainable!r}; write [{trainable!r}]")
+        raise ConfigError(f"trainable expected a list of layers' names, got {trainable!r}; write [{trainable!r}]")
     trainable = None if trainable is None else sorted(trainable)
     if batch_size is None:
         batch_size = min(256, size_of(train_data) or 256)
@@ -220,7 +220,7 @@ def train(
 # 34 s. All-CNN-C does: with the penalty that its classifier chooses (2^-33) it falls from 37 to 32 % in 25 steps, where the exact
 # classifier rises to 45 %. So exact is the default.
 # ConvNets, 300 steps on the embedded digits: from 0.1, 0.3, 1 LeNet-5 has 93.5, 95.4, 89.8 %, LeNet-1 96.5, 97.3, 97.4 %.
-DEFAULT_LR: dict[str, str] = {"ulr": "falling:0.015625", "sgo": "search", "sgo-ball": "root:1", "sgd": "falling:0.3"}
+DEFAULT_LR: dict[str, str] = {"ulr": "cosine:0.015625", "sgo": "search", "sgo-ball": "root:1", "sgd": "cosine:0.3"}
 
 
 # A ConvNet's classifier starts as random as its filters. Fitted to random features first, as a CKN's is to good ones, its weights
@@ -248,7 +248,7 @@ def _only_trainable(net: Classifier, names: Iterable[str] | None, bandwidths: bo
     chosen = [layers[name] for name in names if bandwidths and layers[name].init != "identity"]
     kernels = {layer: layer.kernel for layer in chosen if type(layer.kernel) is RBFSphere}
     if bandwidths and not kernels:
-        raise ConfigError("bandwidths=True expects layers with an RBFSphere kernel, and there is none to train")
+        raise ConfigError("bandwidths=True expected layers with an RBFSphere kernel, and there is none to train")
     fixed = [p for name, layer in layers.items() if name not in names for p in layer.parameters() if p.requires_grad]
     try:
         for layer, kernel in kernels.items():

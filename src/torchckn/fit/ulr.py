@@ -20,19 +20,17 @@ so the Hessian is never part of the graph. Read next: :mod:`torchckn.fit.chunks`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError, DataError, NumericalError, unknown_name
+from ..choices import Hessian, Loss, check_choice
+from ..errors import ConfigError, DataError, NumericalError
+from ..network import Total, of_this_process
 from ..nn.invsqrt import wide_dtype
-from ..nn.network import Total, of_this_process
-from .classifier import Loss
 from .features import check_labels
-
-Hessian = Literal["full", "diag", "cg", "auto"]
 
 #: ``hessian="auto"`` takes the full matrix up to this many rows, conjugate gradients beyond
 FULL_UP_TO = 1000
@@ -67,7 +65,7 @@ def reduced_objective(
             paper, 2^-4 for All-CNN-C). The square loss is minimised exactly and needs none.
         hessian: of the multinomial model: ``"full"`` (Cholesky), ``"diag"`` (its diagonal), ``"cg"`` (conjugate gradients, which
             never form it), or ``"auto"``.
-        total: for several processes, see :data:`torchckn.nn.network.Total`; the objective is then this process's part of it.
+        total: for several processes, see :data:`torchckn.network.Total`; the objective is then this process's part of it.
 
     Example:
         >>> features, targets = torch.randn(20, 5, requires_grad=True), torch.arange(20) % 3
@@ -101,15 +99,13 @@ def step_head(head: nn.Linear, eta: Tensor) -> None:
 def _check(features: Tensor, targets: Tensor, head: nn.Linear, lam: float, tau: float, loss: str, hessian: str) -> None:
     if features.ndim != 2 or features.shape[1] != head.in_features or len(features) != len(targets) or not len(features):
         raise DataError(
-            f"reduced_objective expects features (n, {head.in_features}) and n targets, n >= 1, came "
+            f"reduced_objective expected features (n, {head.in_features}) and n targets, n >= 1, got "
             f"{tuple(features.shape)} and {tuple(targets.shape)}"
         )
     if not lam >= 0 or not tau >= 0:
-        raise ConfigError(f"lam and tau expect numbers >= 0, came {lam!r} and {tau!r}")
-    if loss not in get_args(Loss):
-        raise unknown_name("loss", loss, get_args(Loss))
-    if hessian not in get_args(Hessian):
-        raise unknown_name("hessian", hessian, get_args(Hessian))
+        raise ConfigError(f"lam and tau expect numbers >= 0, got {lam!r} and {tau!r}")
+    check_choice("loss", loss, Loss)
+    check_choice("hessian", hessian, Hessian)
 
 
 class _Batch:

@@ -13,7 +13,7 @@ methods are its readings:
 
 A new operation is one subclass of :class:`Node` with these methods (see ``operations.py``): it is then saved, loaded and
 summed up like the others.
-Paper: section 3 (what networks are made of). Read next: :mod:`torchckn.nn.network`.
+Paper: section 3 (what networks are made of). Read next: :mod:`torchckn.network`.
 
 Example:
     >>> from torchckn.graph import AveragePool, Conv, Dense, Graph

@@ -31,17 +31,17 @@ class Graph:
     def __init__(self, input_shape: Sequence[int], nodes: Iterable[Node]) -> None:
         shape = tuple(input_shape)
         if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
-            raise ConfigError(f"input_shape expects (channels, height, width), came {input_shape!r}")
+            raise ConfigError(f"input_shape expected (channels, height, width), got {input_shape!r}")
         filled, before = [], self.input
         for node in nodes:
             if not isinstance(node, Node):
-                raise ConfigError(f"a graph expects nodes such as graph.Conv(...), came {type(node).__name__}")
+                raise ConfigError(f"a graph expected nodes such as graph.Conv(...), got {type(node).__name__}")
             filled.append(node if node.inputs else dataclasses.replace(node, inputs=(before,)))
             before = node.name
         object.__setattr__(self, "input_shape", shape)
         object.__setattr__(self, "nodes", tuple(filled))
         if not filled:
-            raise ConfigError("a graph expects at least one node, came none")
+            raise ConfigError("a graph expected at least one node, got none")
         self.shapes  # noqa: B018 - computing the shapes is the validation
 
     @cached_property

@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from torch import nn
 
-from ..errors import ConfigError, unknown_name
-from ..exact import PairGrams
+from ..choices import Init, check_choice
+from ..errors import ConfigError
 from ..kernels import Kernel, KernelSpec, RBFSphere
 from ..nn.geometry import Pair, conv_output_size, pair
-from ..nn.invsqrt import Method
-from ..nn.layers import Init, KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, region_index
+from ..nn.invsqrt import check_method
+from ..nn.layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, region_index
 from ..nn.random_features import (
     RandomFeatureConv2d,
     RandomFeatureLinear,
     RandomFeatureLocal2d,
     RandomFeatureUnits,
 )
+from .grams import PairGrams
 from .node import Node, Shape, as_image, numel, only
 
 
@@ -32,20 +33,19 @@ class KernelNode(Node):
     kernel: KernelSpec | Kernel = field(default_factory=lambda: RBFSphere(0.6).spec(), kw_only=True)
     eps: float = field(default=1e-3, kw_only=True)
     init: Init = field(default="kmeans", kw_only=True)
-    inverse_sqrt: Method = field(default="auto", kw_only=True)
+    inverse_sqrt: str = field(default="auto", kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.filters, int) or self.filters < 1:
-            raise ConfigError(f"node {self.name!r} expects at least one filter, came filters={self.filters!r}")
+            raise ConfigError(f"node {self.name!r} expected at least one filter, got filters={self.filters!r}")
         if not isinstance(self.kernel, KernelSpec):
-            raise ConfigError(f"node {self.name!r} expects a kernel such as RBFSphere(0.6), came {self.kernel!r}")
+            raise ConfigError(f"node {self.name!r} expected a kernel such as RBFSphere(0.6), got {self.kernel!r}")
         if not isinstance(self.eps, (int, float)) or not 0 <= self.eps < float("inf"):
-            raise ConfigError(f"node {self.name!r} expects eps >= 0, came {self.eps!r}")
-        for name, value, known in (("init", self.init, Init), ("inverse_sqrt", self.inverse_sqrt, Method)):
-            if value not in get_args(known):
-                raise unknown_name(f"{name} of node {self.name!r}", value, get_args(known))
+            raise ConfigError(f"node {self.name!r} expected eps >= 0, got {self.eps!r}")
+        check_choice(f"init of node {self.name!r}", self.init, Init)
+        check_method(self.inverse_sqrt)
 
     def _check_identity(self, channels: int) -> None:
         if self.init == "identity" and self.filters != channels:

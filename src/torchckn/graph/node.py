@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ..errors import ConfigError, unknown_name
-from ..exact import PairGrams
 from ..kernels import Kernel, KernelSpec
+from .grams import PairGrams
 
 Shape = tuple[int, ...]
 
@@ -91,12 +91,12 @@ def numel(shape: Shape) -> int:
 
 def only(node: Node, shapes: Sequence[Shape]) -> Shape:
     if len(shapes) != 1:
-        raise ConfigError(f"node {node.name!r} expects one input, came {len(shapes)}")
+        raise ConfigError(f"node {node.name!r} expected one input, got {len(shapes)}")
     return shapes[0]
 
 
 def as_image(node: Node, shape: Shape) -> tuple[int, int, int]:
     if len(shape) != 3:
-        raise ConfigError(f"node {node.name!r} expects an image (channels, height, width), came {shape}")
+        raise ConfigError(f"node {node.name!r} expected an image (channels, height, width), got {shape}")
     channels, height, width = shape
     return channels, height, width

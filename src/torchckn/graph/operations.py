@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from ..errors import ConfigError
-from ..exact import PairGrams
 from ..kernels import Kernel
 from ..nn.geometry import Pair, pair
 from ..nn.layers import KernelSum
 from ..nn.normalize import Normalization, Standardization
 from ..nn.pooling import GaussianPool2d
 from ..nn.whitening import Whitening
+from .grams import PairGrams
 from .layers import WindowNode
 from .node import Node, Shape, as_image, numel, only
 
@@ -47,7 +47,7 @@ class AveragePool(WindowNode, _OnPositions):
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         if self.dilation != (1, 1):
-            raise ConfigError(f"node {self.name!r}: average pooling has no dilation, came {self.dilation}")
+            raise ConfigError(f"node {self.name!r}: average pooling has no dilation, got {self.dilation}")
         return nn.AvgPool2d(self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
 
     def label(self) -> str:
@@ -180,10 +180,10 @@ class DirectSum(Node):
 
     def output_shape(self, *shapes: Shape) -> Shape:
         if not shapes or len({shape[1:] for shape in shapes}) > 1:
-            raise ConfigError(f"node {self.name!r} expects inputs that differ in their channels only, came {list(shapes)}")
+            raise ConfigError(f"node {self.name!r} expected inputs that differ in their channels only, got {list(shapes)}")
         if self.weights is not None and len(self.weights) != len(shapes):
             raise ConfigError(
-                f"node {self.name!r} expects a weight for each of its {len(shapes)} inputs, came {self.weights}"
+                f"node {self.name!r} expected a weight for each of its {len(shapes)} inputs, got {self.weights}"
             )
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
@@ -213,7 +213,7 @@ class Standardize(Node):
     def output_shape(self, *shapes: Shape) -> Shape:
         channels = as_image(self, only(self, shapes))[0]
         if len(self.mean) != channels or len(self.std) != channels or not all(s > 0 for s in self.std):
-            raise ConfigError(f"node {self.name!r} expects a mean and a positive deviation for each of {channels} channels")
+            raise ConfigError(f"node {self.name!r} expected a mean and a positive deviation for each of {channels} channels")
         return shapes[0]
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:

@@ -1,6 +1,6 @@
-"""The kernel layers, as modules. Reading order: invsqrt, functional, pooling, layers, whitening, network."""
+"""The kernel layers, as modules. Reading order: invsqrt, functional, pooling, layers, whitening."""
 
-from .layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, KernelSum
+from .layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, KernelSum, sphere_groups
 from .pooling import GaussianPool2d
 from .whitening import Whitening, whiten
 
@@ -12,5 +12,6 @@ __all__ = [
     "KernelLocal2d",
     "KernelSum",
     "Whitening",
+    "sphere_groups",
     "whiten",
 ]

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import DataError
 from ..kernels import Kernel, Linear
 from .geometry import Pair
-from .invsqrt import Method, inverse_sqrt, resolve_method, wide_dtype
+from .invsqrt import inverse_sqrt, resolve_method, wide_dtype
 
 
 def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
@@ -38,15 +38,15 @@ def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
     return gram + eps * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
 
-def projection(weight: Tensor, kernel: Kernel, eps: float, method: Method = "auto") -> Tensor:
+def projection(weight: Tensor, kernel: Kernel, eps: float, method: str = "auto") -> Tensor:
     """A(W), the symmetric matrix that makes kernel values with the filters into coordinates. (..., f, f)
 
     Where the root is computed in float64, so is the Gram matrix: for nearly parallel filters its rounding, not the root's,
     is what would spoil a float32 gradient.
     """
-    method = resolve_method(method, weight.device, weight.shape[-2])
+    method, iters = resolve_method(method, weight.device, weight.shape[-2])
     wide = weight.to(wide_dtype(weight.device)) if method == "eigh" else weight
-    return inverse_sqrt(filter_gram(wide, kernel, eps), method).to(weight.dtype)
+    return inverse_sqrt(filter_gram(wide, kernel, eps), method, iters=iters).to(weight.dtype)
 
 
 def patch_squares(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
@@ -155,6 +155,6 @@ def check_finite(values: Tensor) -> None:
         return
     if not torch.isfinite(values.detach()).all():
         raise DataError(
-            "a kernel layer expects finite input, came NaN or infinity (or numbers whose squares overflow); check the images "
+            "a kernel layer expected finite input, got NaN or infinity (or numbers whose squares overflow); check the images "
             "and their scaling, and, in training, try a smaller step size"
         )

@@ -11,7 +11,7 @@ def pair(name: str, value: int | Pair, least: int = 1) -> Pair:
     """``value`` as (rows, columns), checked."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in both):
-        raise ConfigError(f"{name} expects a whole number of at least {least}, or two of them, came {value!r}")
+        raise ConfigError(f"{name} expected a whole number of at least {least}, or two of them, got {value!r}")
     return both
 
 

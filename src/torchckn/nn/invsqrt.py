@@ -24,18 +24,20 @@ Three methods, each for one matrix (f, f) or a batch (..., f, f):
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..errors import DataError, NumericalError, unknown_name
+from ..choices import RootMethod, check_choice
+from ..errors import ConfigError, DataError, NumericalError
 
-Method = Literal["auto", "eigh", "newton", "svd"]
+#: Newton iterations, as in the paper
+ITERATIONS = 20
 
 
-def choose_method(device: torch.device, size: int) -> Method:
+def choose_method(device: torch.device, size: int) -> RootMethod:
     """What ``method="auto"`` means: the one place where the device decides.
 
     On a CPU the closed form is both the most accurate and the fastest (``make bench`` prints the comparison). An
@@ -44,22 +46,30 @@ def choose_method(device: torch.device, size: int) -> Method:
     return "eigh" if device.type == "cpu" or size <= 32 else "newton"
 
 
-def resolve_method(method: Method, device: torch.device, size: int) -> Method:
-    """``method`` with ``"auto"`` decided, or an error that names the known ones."""
-    if method == "auto":
-        return choose_method(device, size)
-    if method not in _METHODS:
-        raise unknown_name("inverse square root method", method, [*_METHODS, "auto"])
-    return method
+def check_method(method: str) -> tuple[str, int]:
+    """The method and its number of Newton iterations, of a text such as ``"newton"`` or ``"newton:50"``."""
+    name, colon, number = method.partition(":") if isinstance(method, str) else (method, "", "")
+    check_choice("inverse square root method", name, RootMethod)
+    if not colon:
+        return name, ITERATIONS
+    if name != "newton" or not number.isdecimal() or not 0 < int(number) < 10_000:
+        raise ConfigError(f"inverse_sqrt: expected iterations after newton only, as in 'newton:50', got {method!r}")
+    return name, int(number)
 
 
-def inverse_sqrt(matrix: Tensor, method: Method = "auto", *, iters: int = 20, tol: float | None = None) -> Tensor:
+def resolve_method(method: str, device: torch.device, size: int) -> tuple[str, int]:
+    """The method with ``"auto"`` decided, and its number of Newton iterations."""
+    name, iters = check_method(method)
+    return (choose_method(device, size) if name == "auto" else name), iters
+
+
+def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = None, tol: float | None = None) -> Tensor:
     """M^(-1/2) of a symmetric positive definite matrix (f, f) or a batch of them (..., f, f).
 
     Args:
         matrix: symmetric (up to rounding; its symmetric part is what counts) and positive definite.
-        method: ``"eigh"``, ``"newton"``, ``"svd"``, or ``"auto"``: see :func:`choose_method`.
-        iters: Newton iterations; with ``tol``, the most that are made.
+        method: ``"eigh"``, ``"newton"``, ``"svd"``, or ``"auto"``: see :func:`choose_method`. ``"newton:50"``: 50 iterations.
+        iters: Newton iterations, 20 by default as in the paper; with ``tol``, the most that are made.
         tol: for Newton, stop as soon as :func:`newton_residual` is below this; an error if ``iters`` do not reach it.
 
     Example:
@@ -67,12 +77,13 @@ def inverse_sqrt(matrix: Tensor, method: Method = "auto", *, iters: int = 20, to
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.2000]])
     """
-    method = resolve_method(method, matrix.device, matrix.shape[-1] if matrix.ndim else 0)
+    method, own_iters = resolve_method(method, matrix.device, matrix.shape[-1] if matrix.ndim else 0)
+    iters = own_iters if iters is None else iters
     _require_symmetric(matrix)
     symmetric = (matrix + matrix.mT) / 2
     if method == "newton":
         if iters < 1:
-            raise DataError(f"iters expects at least one Newton iteration, came {iters!r}")
+            raise DataError(f"iters expected at least one Newton iteration, got {iters!r}")
         return newton(symmetric, iters=iters, tol=tol).root
     return _METHODS[method](symmetric)
 
@@ -133,7 +144,7 @@ class NewtonResult(NamedTuple):
     """how many iterations were made"""
 
 
-def newton(matrix: Tensor, iters: int = 20, tol: float | None = None) -> NewtonResult:
+def newton(matrix: Tensor, iters: int = ITERATIONS, tol: float | None = None) -> NewtonResult:
     """Algorithm 1 of the paper: Newton's method for sign([[0, M], [I, 0]]), with one inner Newton step per inverse.
 
     Differentiable by autodiff through the iterations. ``tol`` as in :func:`inverse_sqrt`.
@@ -188,7 +199,7 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 def _require_symmetric(matrix: Tensor) -> None:
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or not matrix.is_floating_point():
         raise DataError(
-            f"inverse_sqrt expects real square matrices (..., f, f), came {tuple(matrix.shape)} of {matrix.dtype}"
+            f"inverse_sqrt expected real square matrices (..., f, f), got {tuple(matrix.shape)} of {matrix.dtype}"
         )
     if torch.compiler.is_compiling() or not matrix.numel():
         return
@@ -196,7 +207,7 @@ def _require_symmetric(matrix: Tensor) -> None:
     largest = detached.abs().max()
     if not torch.isfinite(largest):
         raise NumericalError(
-            "inverse_sqrt expects finite entries, came NaN or infinity; look at the filters and the bandwidth: a training step "
+            "inverse_sqrt expected finite entries, got NaN or infinity; look at the filters and the bandwidth: a training step "
             "that was too large is the usual cause"
         )
     own_scale = detached.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
@@ -204,7 +215,7 @@ def _require_symmetric(matrix: Tensor) -> None:
     tolerance = 1e-3 if matrix.dtype in (torch.float16, torch.bfloat16) else 1e-5
     if gap > tolerance:
         raise NumericalError(
-            f"inverse_sqrt expects a symmetric matrix, came one whose halves differ by {gap.item():.1e} of its largest entry; "
+            f"inverse_sqrt expected a symmetric matrix, got one whose halves differ by {gap.item():.1e} of its largest entry; "
             "pass (M + M.T) / 2 if that is what you mean"
         )
 
@@ -220,6 +231,6 @@ def _require_positive(smallest: Tensor, matrix: Tensor) -> None:
         return
     lowest = torch.linalg.eigvalsh(matrix.detach().to(wide_dtype(matrix.device))).min().item()
     raise NumericalError(
-        f"inverse_sqrt expects a positive definite matrix, came one with smallest eigenvalue {lowest:.1e}; "
+        f"inverse_sqrt expected a positive definite matrix, got one with smallest eigenvalue {lowest:.1e}; "
         "add eps * I to it (for a layer: a larger eps, at least 1e-6 in float32), and look for duplicate filters"
     )

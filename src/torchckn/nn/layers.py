@@ -14,20 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError, DataError, NumericalError, unknown_name
+from ..choices import Init, check_choice
+from ..errors import ConfigError, DataError, NumericalError
 from ..kernels import Kernel, RBFSphere
 from .functional import filter_gram, kernel_conv2d, kernel_linear, kernel_local2d, projection
 from .geometry import Pair, conv_output_size, pair
-from .invsqrt import Method, known_inverse_sqrt, wide_dtype
+from .invsqrt import check_method, known_inverse_sqrt, wide_dtype
 from .pooling import require_linear
-
-Init = Literal["kmeans", "sample", "random", "identity"]
 
 
 class KernelLayer(nn.Module):
@@ -45,7 +44,7 @@ class KernelLayer(nn.Module):
         kernel: Kernel | None,
         eps: float,
         init: Init,
-        inverse_sqrt: Method,
+        inverse_sqrt: str,
         generator: torch.Generator | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -53,15 +52,13 @@ class KernelLayer(nn.Module):
         super().__init__()
         self.kernel = RBFSphere(0.6) if kernel is None else kernel
         if not isinstance(self.kernel, Kernel):
-            raise ConfigError(f"kernel expects an object such as torchckn.kernels.RBFSphere(0.6), came {kernel!r}")
+            raise ConfigError(f"kernel expected an object such as torchckn.kernels.RBFSphere(0.6), got {kernel!r}")
         if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
-            raise ConfigError(f"eps expects a number >= 0, came {eps!r}; the paper uses 1e-3")
-        if init not in get_args(Init):
-            raise unknown_name("init", init, get_args(Init))
-        if inverse_sqrt not in get_args(Method):
-            raise unknown_name("inverse square root method", inverse_sqrt, get_args(Method))
+            raise ConfigError(f"eps expected a number >= 0, got {eps!r}; the paper uses 1e-3")
+        check_choice("init", init, Init)
+        check_method(inverse_sqrt)
         if not all(isinstance(n, int) and n >= 1 for n in shape):
-            raise ConfigError(f"{type(self).__name__} expects whole sizes of at least 1, came filters of shape {shape}")
+            raise ConfigError(f"{type(self).__name__} expected whole sizes of at least 1, got filters of shape {shape}")
         self.eps = float(eps)
         self.init = init
         self.inverse_sqrt = inverse_sqrt
@@ -161,7 +158,7 @@ class KernelLayer(nn.Module):
         low, high = torch.linalg.vector_norm(weight.detach(), dim=-1).aminmax()
         if not (low > 0.9 and high < 1.1):
             raise NumericalError(
-                f"{type(self).__name__} expects filters of norm 1, came norms from {low.item():.3g} to {high.item():.3g}; "
+                f"{type(self).__name__} expected filters of norm 1, got norms from {low.item():.3g} to {high.item():.3g}; "
                 "train with torchckn.fit.SphereSGD, or call network.normalize_() (or layer.normalize_()) after each step"
             )
 
@@ -200,7 +197,7 @@ class KernelConv2d(KernelLayer):
         pool: nn.Module | None = None,
         eps: float = 1e-3,
         init: Init = "kmeans",
-        inverse_sqrt: Method = "auto",
+        inverse_sqrt: str = "auto",
         *,
         dilation: int | Pair = 1,
         groups: int = 1,
@@ -211,11 +208,11 @@ class KernelConv2d(KernelLayer):
         sizes = pair("kernel_size", kernel_size)
         if not all(isinstance(n, int) and n >= 1 for n in (in_channels, filters)):
             raise ConfigError(
-                f"KernelConv2d expects whole sizes of at least 1, came {in_channels!r} channels, {filters!r} filters"
+                f"KernelConv2d expected whole sizes of at least 1, got {in_channels!r} channels, {filters!r} filters"
             )
         if not isinstance(groups, int) or groups < 1 or in_channels % groups or filters % groups:
             raise ConfigError(
-                f"groups expects a whole number that divides in_channels ({in_channels}) and filters ({filters}), came {groups!r}"
+                f"groups expected a whole number that divides in_channels ({in_channels}) and filters ({filters}), got {groups!r}"
             )
         shape = (filters, in_channels // groups, *sizes)
         super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, generator, device, dtype)
@@ -230,8 +227,8 @@ class KernelConv2d(KernelLayer):
             geometry = (sizes, self.stride, self.padding, groups)
             if filters != in_channels or geometry != ((1, 1), (1, 1), (0, 0), 1):
                 raise ConfigError(
-                    "init='identity' expects as many filters as input channels, kernel_size 1, stride 1, padding 0, one group, "
-                    f"came {filters} filters on {in_channels} channels, kernel_size {sizes}, stride {self.stride}, "
+                    "init='identity' expected as many filters as input channels, kernel_size 1, stride 1, padding 0, one group, "
+                    f"got {filters} filters on {in_channels} channels, kernel_size {sizes}, stride {self.stride}, "
                     f"padding {self.padding}, {groups} groups"
                 )
             self._set_identity()
@@ -246,7 +243,7 @@ class KernelConv2d(KernelLayer):
         span = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         if any(n + 2 * p < s for n, p, s in zip(x.shape[2:], self.padding, span, strict=True)):
             raise DataError(
-                f"KernelConv2d expects images of at least {span[0]}x{span[1]} pixels for its patches, came "
+                f"KernelConv2d expected images of at least {span[0]}x{span[1]} pixels for its patches, got "
                 f"{x.shape[2]}x{x.shape[3]} with padding {self.padding}; use a smaller kernel_size or a larger padding"
             )
         weight = None if self.init == "identity" else self.weight
@@ -281,7 +278,7 @@ class KernelLinear(KernelLayer):
         kernel: Kernel | None = None,
         eps: float = 1e-3,
         init: Init = "kmeans",
-        inverse_sqrt: Method = "auto",
+        inverse_sqrt: str = "auto",
         *,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
@@ -292,14 +289,14 @@ class KernelLinear(KernelLayer):
         if init == "identity":
             if filters != in_features:
                 raise ConfigError(
-                    f"init='identity' expects as many filters as in_features, came {filters} and {in_features}"
+                    f"init='identity' expected as many filters as in_features, got {filters} and {in_features}"
                 )
             self._set_identity()
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.flatten(1).shape[1] != self.in_features:
             raise DataError(
-                f"KernelLinear expects a batch of inputs with {self.in_features} numbers each, came {tuple(x.shape)}"
+                f"KernelLinear expected a batch of inputs with {self.in_features} numbers each, got {tuple(x.shape)}"
             )
         require_same_type("KernelLinear", x, self.weight)
         return kernel_linear(x.flatten(1), self.weight, self.projection(), self.kernel)
@@ -333,7 +330,7 @@ class KernelLocal2d(KernelLayer):
         pool: nn.Module | None = None,
         eps: float = 1e-3,
         init: Init = "kmeans",
-        inverse_sqrt: Method = "auto",
+        inverse_sqrt: str = "auto",
         *,
         dilation: int | Pair = 1,
         generator: torch.Generator | None = None,
@@ -365,7 +362,7 @@ class KernelLocal2d(KernelLayer):
     def forward(self, x: Tensor) -> Tensor:
         require_images("KernelLocal2d", x, self.in_channels, self.weight)
         if tuple(x.shape[2:]) != self.input_size:
-            raise DataError(f"KernelLocal2d was built for {self.input_size} pixels, came {tuple(x.shape[2:])}")
+            raise DataError(f"KernelLocal2d was built for {self.input_size} pixels, got {tuple(x.shape[2:])}")
         patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (N, s, L)
         features = kernel_local2d(patches, self.filter_matrix(), self.projection(), self.kernel, self.region_of)
         features = features.unflatten(2, self.output_size)  # (N, f, H', W')
@@ -396,7 +393,7 @@ class KernelSum(nn.Module):
             b.shape[:1] != branches[0].shape[:1] or b.shape[2:] != branches[0].shape[2:] for b in branches
         ):
             shapes = [tuple(b.shape) for b in branches]
-            raise DataError(f"KernelSum expects branches that differ in their channels only, came {shapes}")
+            raise DataError(f"KernelSum expected branches that differ in their channels only, got {shapes}")
         if self.weights is not None:
             branches = tuple(b * w for b, w in zip(branches, self.weights, strict=True))
         return torch.cat(branches, 1)
@@ -405,7 +402,7 @@ class KernelSum(nn.Module):
 def require_images(layer: str, x: Tensor, channels: int, weight: Tensor) -> None:
     if x.ndim != 4 or x.shape[1] != channels:
         raise DataError(
-            f"{layer} expects a batch of images (N, {channels}, H, W), came {tuple(x.shape)}; "
+            f"{layer} expected a batch of images (N, {channels}, H, W), got {tuple(x.shape)}; "
             "a single image needs x[None], grey images a channel dimension"
         )
     require_same_type(layer, x, weight)
@@ -415,7 +412,7 @@ def require_same_type(layer: str, x: Tensor, weight: Tensor) -> None:
     mixed = x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type)
     if mixed or x.device != weight.device:
         raise DataError(
-            f"{layer} has {weight.dtype} filters on {weight.device}, came {x.dtype} input on {x.device}; "
+            f"{layer} has {weight.dtype} filters on {weight.device}, got {x.dtype} input on {x.device}; "
             "use x.to(layer.weight) or layer.to(x)"
         )
 
@@ -424,3 +421,16 @@ def _all_equal(these: list[Tensor], those: list[Tensor]) -> bool:
     return len(these) == len(those) and all(
         a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(these, those, strict=True)
     )
+
+
+def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups of a network's layers, where they have gradients: filters on spheres, bandwidths; no head."""
+    spheres: dict[int, list[Tensor]] = {}
+    for layer in module.modules():
+        if isinstance(layer, KernelLayer):
+            if layer.weight.requires_grad:
+                spheres.setdefault(layer._filter_dims, []).append(layer.weight)
+            for parameter in layer.kernel.parameters():
+                if parameter.requires_grad:
+                    spheres.setdefault(0, []).append(parameter)
+    return [{"params": params, "dims": dims} for dims, params in sorted(spheres.items(), reverse=True)]

@@ -28,3 +28,10 @@ class Standardization(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (self.mean, self.std))
         return (x - mean) / std
+
+
+def unit_pixels(images: Tensor, like: Tensor | None = None) -> Tensor:
+    """Pixels between 0 and 1: bytes are divided by 255, other numbers taken as they are; in dtype and device of ``like``."""
+    like = torch.empty(0) if like is None else like
+    scaled = images.to(like)
+    return scaled.div_(255) if images.dtype == torch.uint8 else scaled

@@ -29,18 +29,18 @@ class GaussianPool2d(nn.Module):
         for name, number in (("stride", stride), ("kernel_size", kernel_size), ("padding", padding)):
             if number is not None and (not isinstance(number, int) or number < (name != "padding")):
                 raise ConfigError(
-                    f"GaussianPool2d expects one whole number as {name}, the same for both axes, came {number!r}"
+                    f"GaussianPool2d expected one whole number as {name}, the same for both axes, got {number!r}"
                 )
         self.stride = stride
         self.sigma = self.stride / 2**0.5 if sigma is None else float(sigma)
         if not self.sigma > 0:
-            raise ConfigError(f"GaussianPool2d expects a positive sigma, came {sigma!r}")
+            raise ConfigError(f"GaussianPool2d expected a positive sigma, got {sigma!r}")
         self.kernel_size = 2 * stride + 1 if kernel_size is None else kernel_size
         self.padding = (self.kernel_size - 1) // 2 if padding is None else padding
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
-            raise DataError(f"GaussianPool2d expects real numbers, came {x.dtype}; use x.float()")
+            raise DataError(f"GaussianPool2d expected real numbers, got {x.dtype}; use x.float()")
         rows, columns = (self.matrix(n).to(x) for n in x.shape[-2:])
         return torch.einsum("ph,...hw,qw->...pq", rows, x, columns)
 
@@ -48,7 +48,7 @@ class GaussianPool2d(nn.Module):
         """The pooling of one axis as a matrix: (positions kept, positions there were), float64."""
         kept = conv_output_size((size, 1), (self.kernel_size, 1), (self.stride, 1), (self.padding, 0), (1, 1))[0]
         if kept < 1:
-            raise DataError(f"GaussianPool2d expects at least {self.kernel_size - 2 * self.padding} pixels, came {size}")
+            raise DataError(f"GaussianPool2d expected at least {self.kernel_size - 2 * self.padding} pixels, got {size}")
         first = torch.arange(kept)[:, None] * self.stride - self.padding
         offset = torch.arange(size) - first  # where each position lies in each window
         window = torch.arange(self.kernel_size, dtype=torch.float64) - (self.kernel_size - 1) / 2
@@ -67,13 +67,13 @@ _LINEAR = (nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ZeroPad2d, nn.Identity)
 def require_linear(pool: nn.Module | None) -> nn.Module | None:
     """``pool``, unless torch is known not to mean it linearly: then it cannot change places with the projection."""
     if pool is not None and not isinstance(pool, nn.Module):
-        raise ConfigError(f"pool expects a module such as nn.AvgPool2d(2), or None, came {pool!r}")
+        raise ConfigError(f"pool expected a module such as nn.AvgPool2d(2), or None, got {pool!r}")
     if isinstance(pool, nn.Sequential):
         for part in pool:
             require_linear(part)
     elif pool is not None and type(pool).__module__.startswith("torch.nn") and not isinstance(pool, _LINEAR):
         raise ConfigError(
-            f"pool expects a linear pooling such as nn.AvgPool2d or GaussianPool2d, came {type(pool).__name__}; "
+            f"pool expected a linear pooling such as nn.AvgPool2d or GaussianPool2d, got {type(pool).__name__}; "
             "put it after the layer, as a module of its own"
         )
     return pool

@@ -4,7 +4,7 @@ r"""Per-image patch whitening, the preprocessing of the paper's CIFAR-10 experim
 
 Paper: section 5.1 ("standardized channel-wise and then ZCA whitened on a per-image basis"). E holds the 3x3 patches of one
 image, each with its mean subtracted channel by channel; C is that image's own patch covariance. A whitened image is the
-(9 C, H, W) tensor of its patches, on which the first kernel layer has 1x1 filters. Read next: :mod:`torchckn.nn.network`.
+(9 C, H, W) tensor of its patches, on which the first kernel layer has 1x1 filters. Read next: :mod:`torchckn.network`.
 
 Subtracting the means removes one direction a channel, so C is always singular; ``delta = eps * trace(C) / rank`` keeps the
 root finite, and in the removed directions there is nothing for it to amplify.
@@ -29,7 +29,7 @@ def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3) -> Ten
     Batched, differentiable, and in the dtype of the images; the root is computed in float64.
     """
     if images.ndim != 4 or not images.is_floating_point():
-        raise DataError(f"whiten expects real images (N, C, H, W), came {tuple(images.shape)} of {images.dtype}")
+        raise DataError(f"whiten expected real images (N, C, H, W), got {tuple(images.shape)} of {images.dtype}")
     height, width = images.shape[2:]
     rows, columns = patch_size = pair("patch_size", patch_size)
     # An even window has no middle: it reaches one pixel further up and to the left.
@@ -72,7 +72,7 @@ class Whitening(nn.Module):
     def __init__(self, in_channels: int, patch_size: int | Pair = 3, eps: float = 1e-3) -> None:
         super().__init__()
         if not eps > 0:
-            raise ConfigError(f"Whitening expects eps > 0 (a patch covariance is singular), came {eps!r}")
+            raise ConfigError(f"Whitening expected eps > 0 (a patch covariance is singular), got {eps!r}")
         self.in_channels = in_channels
         self.patch_size = pair("patch_size", patch_size)
         self.eps = float(eps)

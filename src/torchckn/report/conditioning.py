@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ..fit.filters import sample_patches
+from ..network import CKN
 from ..nn.functional import filter_gram, projection
 from ..nn.layers import KernelLayer
-from ..nn.network import CKN
 
 #: patches that the error of a layer is averaged over
 PATCHES = 1000

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..data import DataSet
 from ..data.batches import checked_batch
-from ..data.preprocessing import unit_pixels
 from ..errors import DataError
 from ..fit.features import CHUNK, check_labels
-from ..nn.network import Classifier
+from ..network import Classifier
 from .pictures import thumbnail
 
 #: images that are looked at; wrong ones that are shown; classes that a matrix is drawn for; confusions that are named
@@ -44,11 +43,11 @@ def take_sample(data: Any) -> Sample | None:
     images, labels = checked_batch(data, need_labels=True)
     assert labels is not None
     if not len(images):
-        raise DataError("a report expects images to try the networks on, came none; leave data out, or pass some")
+        raise DataError("a report expected images to try the networks on, got none; leave data out, or pass some")
     count = 1 + int(labels.max())
     classes = tuple(map(str, range(count) if names is None else names))
     if len(classes) < count:
-        raise DataError(f"a report expects a name for each class, came {len(classes)} names and labels up to {count - 1}")
+        raise DataError(f"a report expected a name for each class, got {len(classes)} names and labels up to {count - 1}")
     all_of_them = len(images)
     # At random, for images often come class by class.
     chosen = torch.randperm(all_of_them, generator=torch.Generator().manual_seed(0))[:IMAGES]
@@ -106,7 +105,7 @@ class Confusion:
 def confusion(net: Classifier, sample: Sample) -> Confusion:
     """Predictions of a network; an error if these images are not for it."""
     labels = check_labels(sample.labels, net.head.out_features)
-    scores = torch.cat([net(unit_pixels(some, net.head.weight)) for some in sample.images.split(CHUNK)])
+    scores = torch.cat([net(net.pixels(some)) for some in sample.images.split(CHUNK)])
     predicted = scores.argmax(1)
     # The head may predict classes that no label has.
     names = sample.classes + tuple(map(str, range(len(sample.classes), net.head.out_features)))

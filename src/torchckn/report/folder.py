@@ -13,7 +13,7 @@ import safetensors
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from ..nn.network import CKN, Classifier
+from ..network import CKN, Classifier
 from ..runs import read_config, read_filters, read_metrics, read_result
 from ..storage import FORMAT, load
 
@@ -95,7 +95,7 @@ def read_runs(folders: PathLike | Sequence[PathLike]) -> list[RunFolder]:
         folders = [folders]
     paths = [Path(folder) for folder in folders]
     if not paths:
-        raise ConfigError("a report needs at least one run folder, came none; training writes one with run_dir=...")
+        raise ConfigError("a report needs at least one run folder, got none; training writes one with run_dir=...")
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 

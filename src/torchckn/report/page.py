@@ -43,7 +43,7 @@ def write(runs: PathLike | Sequence[PathLike], output: PathLike, *, data: Any = 
     """
     output = Path(output)
     if output.is_dir():
-        raise ConfigError(f"output expects the name of a file, such as {output / 'report.html'}, came the folder {output}")
+        raise ConfigError(f"output expected the name of a file, such as {output / 'report.html'}, got the folder {output}")
     read = read_runs(runs)
     write_atomically(output, render(read, take_sample(data)).encode())
     return output

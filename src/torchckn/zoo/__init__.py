@@ -54,7 +54,7 @@ def build(name: str, filters: int | None = None, **options: Any) -> ConvNet:
         if option not in known:
             raise unknown_name(f"option of {name}", option, known)
     if filters is not None and (not isinstance(filters, int) or filters < 1):
-        raise ConfigError(f"filters expects a whole number of at least 1, or None for the original widths, came {filters!r}")
+        raise ConfigError(f"filters expected a whole number of at least 1, or None for the original widths, got {filters!r}")
     return architecture(filters=filters, **options)
 
 

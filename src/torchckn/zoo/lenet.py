@@ -8,15 +8,14 @@ LeNet-5's last layer is linear here, not the radial basis functions of 1998.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
+from ..choices import Connections
 from ..errors import ConfigError, unknown_name
 from .base import ConvNet
 from .modules import ChannelScale, MaskedConv2d, ScaledTanh
-
-Connections = Literal["complete", "incomplete"]
 
 #: C3 of the appendix, a row for each channel of the layer before, a column for each filter
 _LENET1_C3 = (
@@ -112,7 +111,7 @@ class LeNet5(_LeNet):
     ) -> None:
         super().__init__(filters)
         if not isinstance(padding, int) or not 0 <= padding <= 4:
-            raise ConfigError(f"padding expects a whole number from 0 to 4, came {padding!r}; 2 is for 28x28 images")
+            raise ConfigError(f"padding expected a whole number from 0 to 4, got {padding!r}; 2 is for 28x28 images")
         self.input_shape = (1, 32 - 2 * padding, 32 - 2 * padding)  # type: ignore[misc]
         widths = self.width(16) * 5 * 5, self.width(120), self.width(84)
         dense: dict[str, nn.Module] = {

@@ -24,7 +24,7 @@ class TrainingBatches:
 
     def __init__(self, data: Any, batch_size: int, classes: int, generator: torch.Generator) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"batch_size expects a whole number of at least 1, came {batch_size!r}")
+            raise ConfigError(f"batch_size expected a whole number of at least 1, got {batch_size!r}")
         self.data, self.batch_size, self.generator = data, batch_size, generator
         self.streams = isinstance(data, (DataLoader, IterableDataset))
         self.epoch, self.position = 0, 0
@@ -109,7 +109,7 @@ def _checked_pair(data: Any, classes: int) -> tuple[Tensor, Tensor]:
     if images.is_floating_point() and not bool(torch.isfinite(images).all()):
         wrong = torch.nonzero(~torch.isfinite(images).flatten(1).all(1)).flatten()
         raise DataError(
-            f"training expects finite pixels, came NaN or infinity in {len(wrong)} images, first {int(wrong[0])}"
+            f"training expected finite pixels, got NaN or infinity in {len(wrong)} images, first {int(wrong[0])}"
         )
     counts = torch.bincount(labels, minlength=classes)
     missing = torch.nonzero(counts == 0).flatten().tolist()

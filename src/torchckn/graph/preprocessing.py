@@ -12,14 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from ..graph import Graph, Node, Standardize, Whiten
-
-
-def unit_pixels(images: Tensor, like: Tensor | None = None) -> Tensor:
-    """Pixels between 0 and 1: bytes are divided by 255, other numbers taken as they are; in dtype and device of ``like``."""
-    like = torch.empty(0) if like is None else like
-    scaled = images.to(like)
-    return scaled.div_(255) if images.dtype == torch.uint8 else scaled
+from ..nn.normalize import unit_pixels
+from .graph import Graph
+from .node import Node
+from .operations import Standardize, Whiten
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Preprocessing:
     def fit(images: Tensor, whiten: bool | int = False, whiten_eps: float = 1e-3) -> Preprocessing:
         """The means and standard deviations of each channel of these images, which are training images."""
         if images.ndim != 4 or not len(images):
-            raise DataError(f"Preprocessing.fit expects images (N, C, H, W), came {tuple(images.shape)}")
+            raise DataError(f"Preprocessing.fit expected images (N, C, H, W), got {tuple(images.shape)}")
         sums = torch.zeros(2, images.shape[1], dtype=torch.float64)
         for some in images.split(1000):  # bounded memory, exact sums
             pixels = unit_pixels(some, torch.empty(0, dtype=torch.float64))

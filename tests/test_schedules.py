@@ -7,7 +7,7 @@ import math
 import pytest
 
 from torchckn import ConfigError
-from torchckn.fit.stepsize import Falling, Fixed, RootOfSteps, Search, Stages, step_size
+from torchckn.fit.schedules import Falling, Fixed, RootOfSteps, Search, Stages, step_size
 
 
 def never(lr: float) -> float:
@@ -58,14 +58,14 @@ def test_what_users_write() -> None:
     assert step_size(0.1) == Fixed(0.1)
     assert step_size([0.1, 0.01]) == Stages((0.1, 0.01))
     assert step_size("search") == Search()
-    assert step_size("falling:0.25") == Falling(0.25)
+    assert step_size("cosine:0.25") == Falling(0.25)
     assert step_size(Fixed(1.0)) == Fixed(1.0)
     first = step_size("search", convnet=True)
     assert isinstance(first, Search)
     assert first.first[0] == 2**-10
 
 
-@pytest.mark.parametrize("lr", [0, -1.0, math.nan, math.inf, "fast", "falling", "falling:x", "falling:-1", [], None, True])
+@pytest.mark.parametrize("lr", [0, -1.0, math.nan, math.inf, "fast", "falling", "cosine:x", "cosine:-1", [], None, True])
 def test_nonsense_is_refused_with_what_was_expected(lr: object) -> None:
     with pytest.raises(ConfigError, match="step size|lr|positive number"):
         step_size(lr)

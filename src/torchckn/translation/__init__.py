@@ -13,15 +13,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..data.preprocessing import Preprocessing
+from ..choices import Centering, Init, Weights
+from ..correspondence import Report, Row
 from ..errors import ConfigError, TranslationError, unknown_name
 from ..graph import Dense, Graph, Node
+from ..graph.preprocessing import Preprocessing
 from ..kernels import Kernel
-from ..nn.invsqrt import Method
-from ..nn.layers import Init
-from ..nn.network import CKN, Centring, Weights
+from ..network import CKN
 from .builder import Builder, Policy, Step, Value, rule_module
-from .report import Report, Row
 from .rules import RULES, Rule, reason_against, rule
 from .trace import Operation, Trace, trace
 
@@ -38,8 +37,8 @@ def translate(
     classes: int | None = None,
     eps: float = 1e-3,
     init: Init = "kmeans",
-    inverse_sqrt: Method = "auto",
-    centring: Centring = "image",
+    inverse_sqrt: str = "auto",
+    centering: Centering = "image",
     weights: Weights = "nystrom",
     preprocessing: Preprocessing | None = None,
     generator: torch.Generator | None = None,
@@ -56,7 +55,7 @@ def translate(
         strict: refuse a network of which anything would be translated inexactly or be lost, and list all of it.
         classes: how many scores the head gives; by default as many numbers as the network gives.
         eps, init, inverse_sqrt: of every layer; see :class:`torchckn.nn.KernelConv2d`.
-        centring: of the features; see :class:`torchckn.nn.network.FeatureScaling`.
+        centering: of the features; see :class:`torchckn.network.FeatureScaling`.
         weights: ``"random-features"`` gives the finite ConvNet with Gaussian weights whose kernel the CKN approximates.
         preprocessing: what is done to pixels first (:class:`torchckn.data.Preprocessing`); it becomes part of the CKN, whose
             input is then images of ``input_shape``, while ``net`` gets what the preprocessing gives.
@@ -72,17 +71,17 @@ def translate(
     """
     if not isinstance(net, nn.Module):
         raise ConfigError(
-            f"translate expects a torch.nn.Module, came {type(net).__name__}; zoo.build(name) makes one by name"
+            f"translate expected a torch.nn.Module, got {type(net).__name__}; zoo.build(name) makes one by name"
         )
     shape = image_shape = _checked_shape(net, input_shape)
     if preprocessing is not None:
         if input_shape is None:
-            raise ConfigError("with preprocessing, translate expects input_shape, the shape of an image before it")
+            raise ConfigError("with preprocessing, translate expected input_shape, the shape of an image before it")
         shape = preprocessing.output_shape(image_shape)
     if isinstance(kernel, str) and kernel != "match":
         raise unknown_name("kernel", kernel, ["match"], "Or pass a kernel, such as torchckn.kernels.RBFSphere(0.6).")
     if not isinstance(kernel, (str, Kernel)):
-        raise ConfigError(f"kernel expects 'match' or a kernel such as RBFSphere(0.6), came {kernel!r}")
+        raise ConfigError(f"kernel expected 'match' or a kernel such as RBFSphere(0.6), got {kernel!r}")
 
     builder = Builder(
         Policy(kernel if isinstance(kernel, Kernel) else None, linear_kernel, _layer_options(eps, init, inverse_sqrt))
@@ -99,7 +98,7 @@ def translate(
     ckn = CKN(
         _with_preprocessing(image_shape, preprocessing, builder.nodes),
         found,
-        centring,
+        centering,
         weights=weights,
         generator=generator,
         device=example.device,
@@ -124,14 +123,14 @@ def _with_preprocessing(shape: Sequence[int], preprocessing: Preprocessing | Non
 def _checked_shape(net: nn.Module, input_shape: Sequence[int] | None) -> tuple[int, int, int]:
     shape = getattr(net, "input_shape", None) if input_shape is None else input_shape
     if shape is None:
-        raise ConfigError("translate expects input_shape=(channels, height, width), the shape of one image")
+        raise ConfigError("translate expected input_shape=(channels, height, width), the shape of one image")
     numbers = tuple(shape)
     if len(numbers) != 3 or not all(isinstance(n, int) and n > 0 for n in numbers):
-        raise ConfigError(f"input_shape expects (channels, height, width) of one image, without the batch, came {shape!r}")
+        raise ConfigError(f"input_shape expected (channels, height, width) of one image, without the batch, got {shape!r}")
     return numbers
 
 
-def _layer_options(eps: float, init: Init, inverse_sqrt: Method) -> dict[str, object]:
+def _layer_options(eps: float, init: Init, inverse_sqrt: str) -> dict[str, object]:
     if init == "identity":
         raise ConfigError("init='identity' is for single layers; translate takes 'kmeans', 'sample' or 'random'")
     return {"eps": eps, "init": init, "inverse_sqrt": inverse_sqrt}
@@ -193,7 +192,7 @@ def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: in
     output = traced.output
     if not isinstance(output, Operation) or output.name not in values:
         raise TranslationError(
-            f"translate expects a network that gives one tensor of scores, came {type(output).__name__}; "
+            f"translate expected a network that gives one tensor of scores, got {type(output).__name__}; "
             "wrap it in a module that returns the scores only"
         )
     last = values[output.name]

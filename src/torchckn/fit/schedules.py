@@ -102,7 +102,7 @@ _NAMED: dict[str, Callable[[float], StepSize]] = {"fixed": Fixed, "falling": Fal
 
 
 def step_size(lr: Any, *, convnet: bool = False) -> StepSize:
-    """A rule from what a user writes: a number, a list of stages, ``"search"``, ``"falling:0.03"``, or a rule itself."""
+    """A rule from what a user writes: a number, a list of stages, ``"search"``, ``"cosine:0.03"``, or a rule itself."""
     if isinstance(lr, StepSize):
         return lr
     if isinstance(lr, (int, float)) and not isinstance(lr, bool):
@@ -120,10 +120,10 @@ def step_size(lr: Any, *, convnet: bool = False) -> StepSize:
                 raise ConfigError(f"lr={lr!r}: expected a positive number after {name}:, such as {name}:0.03") from None
         known = ["search", *(f"{name}:NUMBER" for name in _NAMED)]
         raise unknown_name("step size", lr, known, "Or pass a number, or a list of numbers for stages.")
-    raise ConfigError(f"lr expects a positive number, a list of them, or a rule such as 'search', came {lr!r}")
+    raise ConfigError(f"lr expected a positive number, a list of them, or a rule such as 'search', got {lr!r}")
 
 
 def _positive(value: float) -> float:
     if not 0 < value < math.inf:
-        raise ConfigError(f"a step size is a positive number, came {value!r}")
+        raise ConfigError(f"a step size is a positive number, got {value!r}")
     return float(value)

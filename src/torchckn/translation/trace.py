@@ -1,7 +1,7 @@
 """What a ConvNet does, step by step: its operations in the order of computation, with shapes and places in the source.
 
 ``torch.fx`` follows a symbolic image through ``forward``; then real zeros run through what it recorded, for the shapes. The
-network itself is left untouched: all of this happens to a copy. Read next: :mod:`torchckn.translate.rules`.
+network itself is left untouched: all of this happens to a copy. Read next: :mod:`torchckn.translation.rules`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _copy(net: nn.Module) -> nn.Module:
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(needed) > 1:
         raise TranslationError(
-            f"translate expects a network of one input, a batch of images; {type(net).__name__}.forward takes {len(needed)}. "
+            f"translate expected a network of one input, a batch of images; {type(net).__name__}.forward takes {len(needed)}. "
             "Wrap it in a module that fixes the others."
         )
     return net

@@ -4,29 +4,30 @@ r"""A convolutional kernel network: features, their scaling, and a linear head.
           \text{scores} = W_{L+1}\, s(F_L) + c
 
 Paper: section 3.1, "Overall formulation"; section 5.1 for the scaling s of the features. This is the reading of a
-:class:`torchckn.graph.Graph` that can be trained. Read next: :mod:`torchckn.exact`, :mod:`torchckn.translate`.
+:class:`torchckn.graph.Graph` that can be trained. Read next: :mod:`torchckn.exact`, :mod:`torchckn.translation`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, DataError, unknown_name
-from ..graph import Graph, KernelNode
-from ..summary import Summary, SummaryRow
-from .functional import check_finite
-from .layers import KernelConv2d, KernelLayer, require_same_type
-
-if TYPE_CHECKING:
-    from ..translate.report import Report
-
-Centring = Literal["image", "feature", "none"]
-Weights = Literal["nystrom", "random-features"]
+from .choices import Centering, Kind, TrainingMethod, Weights, check_choice
+from .correspondence import Report
+from .errors import ConfigError, DataError, unknown_name
+from .graph import Graph, KernelNode, Standardize
+from .kernels import RBFSphere
+from .nn.functional import check_finite
+from .nn.layers import KernelConv2d, KernelLayer, require_same_type, sphere_groups
+from .nn.normalize import unit_pixels
+from .summary import Summary, SummaryRow
 
 #: Makes sums over this process's images into sums over all images: a differentiable all-reduce, such as
 #: ``torch.distributed.nn.functional.all_reduce``.
@@ -41,12 +42,12 @@ def of_this_process(part: Tensor) -> Tensor:
 class FeatureScaling(nn.Module):
     """Centre features and divide them by their average norm, so that a head and its penalty mean the same everywhere.
 
-    In training mode the average norm (and, with ``centring="feature"``, the mean) is the batch's; in eval mode it is the
+    In training mode the average norm (and, with ``centering="feature"``, the mean) is the batch's; in eval mode it is the
     one that :meth:`calibrate` took from the training set, 1 (and 0) before that.
 
     Args:
         features: how many features an image has.
-        centring: ``"image"`` subtracts each image's mean over its features, as in the paper; ``"feature"`` each
+        centering: ``"image"`` subtracts each image's mean over its features, as in the paper; ``"feature"`` each
             feature's mean over the images; ``"none"`` nothing.
 
     ``total`` is the one place where several processes add their parts of a batch: ultimate layer reversal, too, takes its sums
@@ -60,15 +61,14 @@ class FeatureScaling(nn.Module):
     def __init__(
         self,
         features: int,
-        centring: Centring = "image",
+        centering: Centering = "image",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if centring not in get_args(Centring):
-            raise unknown_name("centring", centring, get_args(Centring))
-        self.centring = centring
-        width = features if centring == "feature" else 0
+        check_choice("centering", centering, Centering)
+        self.centering = centering
+        width = features if centering == "feature" else 0
         self.register_buffer("mean", torch.zeros(width, device=device, dtype=dtype))
         self.register_buffer("norm", torch.ones((), device=device, dtype=dtype))
 
@@ -79,23 +79,23 @@ class FeatureScaling(nn.Module):
         return centred / norm
 
     def centre(self, features: Tensor, mean: Tensor) -> Tensor:
-        """Centred features; ``mean`` is of each feature over the images, and counts with ``centring="feature"`` only."""
-        if self.centring == "image":
+        """Centred features; ``mean`` is of each feature over the images, and counts with ``centering="feature"`` only."""
+        if self.centering == "image":
             return features - features.mean(1, keepdim=True)
-        return features - mean if self.centring == "feature" else features
+        return features - mean if self.centering == "feature" else features
 
     @torch.no_grad()
     def calibrate(self, features: Tensor) -> None:
         """Remember the mean and the average norm of these features: those of the training set."""
         if features.ndim != 2 or not len(features):
-            raise DataError(f"calibrate expects features (images, d) of at least one image, came {tuple(features.shape)}")
+            raise DataError(f"calibrate expected features (images, d) of at least one image, got {tuple(features.shape)}")
         mean = self._mean(features)
-        if self.centring == "feature":
+        if self.centering == "feature":
             self.mean.copy_(mean)
         self.norm.copy_(self._average_norm(self.centre(features, mean)))
 
     def _mean(self, features: Tensor) -> Tensor:
-        if self.centring != "feature":
+        if self.centering != "feature":
             return self.mean
         return (self.total(_sum(features)) / self._images(features)).to(features.dtype)
 
@@ -109,7 +109,7 @@ class FeatureScaling(nn.Module):
         return self.total(_sum(features.new_ones(len(features))))
 
     def extra_repr(self) -> str:
-        return f"centring={self.centring}"
+        return f"centering={self.centering}"
 
 
 def _sum(per_image: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _linear_head(
 ) -> nn.Linear:
     """``nn.Linear`` with its own distribution of weights, drawn from the caller's generator and from no other."""
     if not isinstance(classes, int) or classes < 1:
-        raise ConfigError(f"classes expects a whole number of at least 1, came {classes!r}")
+        raise ConfigError(f"classes expected a whole number of at least 1, got {classes!r}")
     head = nn.utils.skip_init(nn.Linear, features, classes, device=device or "cpu", dtype=dtype)
     assert isinstance(head, nn.Linear)
     with torch.no_grad():
@@ -140,23 +140,38 @@ class Classifier(nn.Module):
     """Features, their scaling, and a linear head: ``head(scaling(features(x)))``. What all training functions work on.
 
     Subclasses define :meth:`features`: a kernel network (:class:`CKN`), a ConvNet (:class:`torchckn.ScaledConvNet`), or
-    one's own.
+    your own. What training asks of a network is here, with answers that suit any network but a kernel network.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        features: number of features per image.
+        classes: number of scores that the head gives.
+        centering: see :class:`FeatureScaling`.
     """
+
+    #: what kind of network this is, for messages and file names
+    kind: ClassVar[Kind] = "convnet"
+    #: the training method that is used unless another one is given
+    default_method: ClassVar[TrainingMethod] = "sgd"
+    #: whether its filters are points on spheres, which :class:`torchckn.fit.SphereSGD` keeps there
+    on_spheres: ClassVar[bool] = False
 
     lam: Tensor
     filters_fitted: Tensor
 
     def __init__(
         self,
+        input_shape: tuple[int, int, int],
         features: int,
         classes: int,
-        centring: Centring,
-        generator: torch.Generator | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        centering: Centering = "image",
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.scaling = FeatureScaling(features, centring, device, dtype)
+        self.input_shape = input_shape
+        self.scaling = FeatureScaling(features, centering, device, dtype)
         self.head = _linear_head(features, classes, generator, device, dtype)
         # What has been done to this network goes wherever its state_dict goes: training starts from there.
         #: the penalty that the head was fitted with; -1 until then
@@ -172,6 +187,79 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.scaling(self.features(x)))
+
+    # Images
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Images as this network takes them: bytes as numbers from 0 to 1, in its dtype, on its device."""
+        return unit_pixels(images, self.head.weight)
+
+    def checked(self, x: Tensor) -> Tensor:
+        """A batch that suits this network, bytes made into numbers from 0 to 1; or an error that says what does not suit."""
+        require_shape(x, self.input_shape)
+        if x.dtype == torch.uint8:
+            return unit_pixels(x, self.head.weight.detach().to(x.device))
+        require_same_type("this network", x, self.head.weight)
+        if not torch.compiler.is_compiling() and x.numel():
+            low, high = (float(value) for value in x.detach().aminmax())
+            if not math.isfinite(high - low):
+                check_finite(x)
+            if self.standardizes_pixels and max(-low, high) > _FAR_BEYOND_1:
+                warnings.warn(
+                    f"this network expected pixels from 0 to 1, got numbers from {low:.3g} to {high:.3g}; pass uint8 images, "
+                    "which it scales by itself, or divide by 255",
+                    stacklevel=4,
+                )
+        return x
+
+    @property
+    def standardizes_pixels(self) -> bool:
+        """Whether the network begins with statistics of pixels that are numbers from 0 to 1."""
+        return False
+
+    # Training
+
+    @property
+    def needs_filters(self) -> bool:
+        """Whether ``fit_filters`` is to be called before training."""
+        return False
+
+    def filters_to_watch(self) -> Tensor | None:
+        """The first layer's filters, if they are something to look at while training."""
+        return None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Groups of parameters for an optimizer, where they have gradients; all but the head's."""
+        head = set(self.head.parameters())
+        body = [parameter for parameter in self.parameters() if parameter.requires_grad and parameter not in head]
+        return [{"params": body}] if body else []
+
+    @contextmanager
+    def training_only(self, names: Sequence[str] | None, bandwidths: bool) -> Iterator[None]:
+        """Within this context only the layers of these names have gradients, and RBF bandwidths if asked for."""
+        if names is not None or bandwidths:
+            raise ConfigError(
+                "trainable and bandwidths are for kernel networks; set requires_grad on a ConvNet's parameters"
+            )
+        yield
+
+    # Saving
+
+    def description(self) -> dict[str, Any] | None:
+        """All that is needed to build the network again, as JSON; None if only its own code can build it."""
+        return None
+
+    def fingerprint(self) -> str:
+        """A digest of what the network is made of, whatever its weights are."""
+        return _digest(repr(self))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+#: pixels are between 0 and 1, standardized ones rarely beyond 10
+_FAR_BEYOND_1 = 20.0
 
 
 @contextmanager
@@ -189,7 +277,7 @@ def require_shape(x: Tensor, shape: tuple[int, int, int]) -> None:
     """An error unless ``x`` is a batch of images of this shape."""
     if x.ndim != 4 or tuple(x.shape[1:]) != shape:
         raise DataError(
-            f"this network expects images (N, {', '.join(map(str, shape))}), came {tuple(x.shape)}; "
+            f"expected images (N, {', '.join(map(str, shape))}), got {tuple(x.shape)}; "
             "a single image needs x[None], grey images a channel dimension"
         )
 
@@ -198,11 +286,12 @@ class CKN(Classifier):
     """The trainable network of a graph: ``head(scaling(features(x)))``. (N, C, H, W) -> (N, classes)
 
     An ordinary module: its filters, bandwidths and head are parameters from construction on, random until fitted.
+    Images are uint8, or numbers as the graph expects them: from 0 to 1 if it begins with preprocessing.
 
     Args:
         graph: what the network is made of.
         classes: how many scores the head gives.
-        centring: see :class:`FeatureScaling`.
+        centering: see :class:`FeatureScaling`.
         weights: ``"random-features"`` makes the layers of fixed Gaussian weights instead, whose mean kernel is the same.
         generator: for the random filters and head.
 
@@ -213,11 +302,15 @@ class CKN(Classifier):
         torch.Size([8, 10])
     """
 
+    kind: ClassVar[Kind] = "ckn"
+    default_method: ClassVar[TrainingMethod] = "ulr"
+    on_spheres: ClassVar[bool] = True
+
     def __init__(
         self,
         graph: Graph,
         classes: int = 10,
-        centring: Centring = "image",
+        centering: Centering = "image",
         *,
         weights: Weights = "nystrom",
         generator: torch.Generator | None = None,
@@ -226,13 +319,12 @@ class CKN(Classifier):
     ) -> None:
         if not isinstance(graph, Graph):
             raise ConfigError(
-                f"CKN expects a torchckn.Graph, came {type(graph).__name__}; translate(net) makes one from a ConvNet"
+                f"CKN expected a torchckn.Graph, got {type(graph).__name__}; translate(net) makes one from a ConvNet"
             )
-        if weights not in get_args(Weights):
-            raise unknown_name("weights", weights, get_args(Weights))
-        if graph.features == 1 and centring == "image":
-            raise ConfigError("one feature, centred by its own mean, is zero; use centring='none' or 'feature'")
-        super().__init__(graph.features, classes, centring, generator, device, dtype)
+        check_choice("weights", weights, Weights)
+        if graph.features == 1 and centering == "image":
+            raise ConfigError("one feature, centred by its own mean, is zero; use centering='none' or 'feature'")
+        super().__init__(graph.input_shape, graph.features, classes, centering, generator, device, dtype)
         self.graph = graph
         self.weights = weights
         #: what became of each operation of the ConvNet that this network was translated from, if it was
@@ -257,11 +349,6 @@ class CKN(Classifier):
         """The features of images, before scaling and head: (N, C, H, W) -> (N, d)"""
         return self._run(x)[0].flatten(1)
 
-    def _check(self, x: Tensor) -> None:
-        require_shape(x, self.graph.input_shape)
-        require_same_type("this network", x, self.head.weight)
-        check_finite(x)
-
     def inputs_of(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
         """What the layer called ``name`` gets when the network sees ``x``."""
         if name not in self.layers:
@@ -270,8 +357,7 @@ class CKN(Classifier):
 
     def _run(self, x: Tensor, before: str | None = None) -> tuple[Tensor, ...]:
         """The output of the last node, or the inputs of the node called ``before``."""
-        self._check(x)
-        values = {self.graph.input: x}
+        values = {self.graph.input: self.checked(x)}
         last_use = {name: node.name for node in self.graph.nodes for name in node.inputs}
         for node in self.graph.nodes:
             inputs = [values[name] for name in node.inputs]
@@ -286,6 +372,66 @@ class CKN(Classifier):
     def kernel_layers(self) -> dict[str, KernelLayer]:
         """The layers that have filters, by name, in the order of computation."""
         return {name: layer for name, layer in self.layers.items() if isinstance(layer, KernelLayer)}
+
+    @property
+    def standardizes_pixels(self) -> bool:
+        return isinstance(self.graph.nodes[0], Standardize)
+
+    @property
+    def needs_filters(self) -> bool:
+        return not bool(self.filters_fitted)
+
+    def filters_to_watch(self) -> Tensor | None:
+        return next((layer.weight for layer in self.kernel_layers().values() if layer.init != "identity"), None)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return sphere_groups(self)
+
+    @contextmanager
+    def training_only(self, names: Sequence[str] | None, bandwidths: bool) -> Iterator[None]:
+        layers = self.kernel_layers()
+        names = list(layers if names is None else names)
+        for name in names:
+            if name not in layers:
+                raise unknown_name("layer", name, layers)
+        trained = [layers[name] for name in names if bandwidths and layers[name].init != "identity"]
+        kernels = {layer: layer.kernel for layer in trained if type(layer.kernel) is RBFSphere}
+        if bandwidths and not kernels:
+            raise ConfigError("bandwidths=True expected layers with an RBFSphere kernel, and there is none to train")
+        fixed = [p for name, layer in layers.items() if name not in names for p in layer.parameters() if p.requires_grad]
+        try:
+            for layer, kernel in kernels.items():
+                layer.kernel = RBFSphere(kernel.bandwidth, trainable=True).to(layer.weight.device)
+            for parameter in fixed:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for layer, kernel in kernels.items():  # the new bandwidth stays; whether it is trainable is as it was
+                assert isinstance(layer.kernel, RBFSphere)
+                back = RBFSphere(layer.kernel.bandwidth, trainable=kernel.trainable).to(layer.weight.device)
+                layer.kernel = back.train(kernel.training)
+            for parameter in fixed:
+                parameter.requires_grad_(True)
+
+    def description(self) -> dict[str, Any]:
+        for name, layer in self.kernel_layers().items():
+            absorbed = [node for node in self.graph.nodes if self.absorbed.get(node.name) == name]
+            intended = absorbed[0].module(self.graph.shapes[name]) if absorbed else None
+            if repr(getattr(layer, "pool", None)) != repr(intended):
+                raise DataError(
+                    f"layer {name!r} has another pooling than its graph says, {intended}; build the network with it"
+                )
+        return {
+            "graph": self.current_graph().to_json(),
+            "classes": self.head.out_features,
+            "centering": self.scaling.centering,
+            "weights": self.weights,
+            "report": self.report.to_json() if self.report else None,
+            "training": self.training,
+        }
+
+    def fingerprint(self) -> str:
+        return _digest(repr(self.graph.to_json()))
 
     def normalize_(self) -> CKN:
         """Bring every layer's filters back to the unit sphere, in place."""

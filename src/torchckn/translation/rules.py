@@ -1,8 +1,8 @@
 """The correspondence between ConvNets and CKNs, one small function a rule.
 
 Paper: table 1 and section 3.2; principles for what the table leaves open are in each rule's words. A rule is registered for
-module classes, functions and names of tensor methods alike, gets a :class:`~torchckn.translate.builder.Step` and returns
-the :class:`~torchckn.translate.builder.Value` that the operation has become.
+module classes, functions and names of tensor methods alike, gets a :class:`~torchckn.translation.builder.Step` and returns
+the :class:`~torchckn.translation.builder.Value` that the operation has become.
 
 Example:
     A rule of one's own, for a module of one's own:
@@ -46,7 +46,7 @@ def rule(*keys: Key) -> Callable[[Rule], Rule]:
     """Register a rule for module classes, functions, or names of tensor methods. A later rule replaces an earlier one."""
     for key in keys:
         if not callable(key) and not isinstance(key, str):
-            raise ConfigError(f"rule expects module classes, functions or names of tensor methods, came {key!r}")
+            raise ConfigError(f"rule expected module classes, functions or names of tensor methods, got {key!r}")
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(keys, function))

@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import nn
 
+from ..choices import Correspondence
+from ..correspondence import Row
 from ..errors import TranslationError
 from ..graph import Conv, Dense, Flatten, KernelNode, Node
 from ..kernels import Kernel, Linear
-from .report import Correspondence, Row
 from .trace import Operation
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
 
+from ..choices import Correspondence
 from ..errors import ConfigError
 from ..summary import render
-
-Correspondence = Literal["exact", "inexact", "kept", "dropped"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,39 @@
+"""The words that options may have, each spelled once. Needs no torch, so that the command line can offer them quickly."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from .errors import unknown_name
+
+# Networks
+Kind = Literal["ckn", "convnet"]
+Weights = Literal["nystrom", "random-features"]
+Centering = Literal["image", "feature", "none"]
+Connections = Literal["complete", "incomplete"]
+Correspondence = Literal["exact", "inexact", "kept", "dropped"]
+
+# Layers
+Init = Literal["kmeans", "sample", "random", "identity"]
+FilterMethod = Literal["kmeans", "sample", "random"]
+RootMethod = Literal["auto", "eigh", "newton", "svd"]
+
+# Training
+TrainingMethod = Literal["ulr", "sgo", "sgo-ball", "sgd"]
+Loss = Literal["multinomial", "square"]
+Hessian = Literal["full", "diag", "cg", "auto"]
+HeadUpdate = Literal["exact", "reuse"]
+PenaltySearch = Literal["path", "exhaustive"]
+Chunk = int | Literal["auto", "all"]
+
+# Experiments
+ScaleName = Literal["cpu", "paper"]
+Measure = Literal["train", "unsupervised", "gradient"]
+FigureKind = Literal["curves", "over-filters", "errors", "table"]
+Verdict = Literal["holds", "holds in part", "does not hold", "not run at this scale"]
+
+
+def check_choice(what: str, value: object, choice: Any) -> None:
+    """An error that names the known words, unless ``value`` is one of them."""
+    if value not in get_args(choice):
+        raise unknown_name(what, value, get_args(choice))

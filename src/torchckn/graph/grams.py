@@ -1,0 +1,87 @@
+"""Inner products between positions of pairs of images: all that the exact kernel carries through a network.
+
+Every node of a graph has a method ``exact`` that maps these to the next ones. Read next: :mod:`torchckn.exact`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels import Kernel, safe_norms
+from ..nn.geometry import Pair
+
+
+@dataclass(frozen=True)
+class PairGrams:
+    """Inner products between all positions of the two images of each of B pairs.
+
+    Norms come from the pair of an image with itself, so the batch holds those pairs as well.
+    """
+
+    values: Tensor
+    """(B, H, W, H, W): the first two positions are the left image's, the last two the right one's"""
+    left: Tensor
+    """(B,): which pair of the batch is (left image, left image)"""
+    right: Tensor
+    """(B,): which pair of the batch is (right image, right image)"""
+
+    @property
+    def squared_norms(self) -> Tensor:
+        """Squared norms of the features at each position, meaningful for pairs of an image with itself: (B, H, W)"""
+        flat = self.values.flatten(1, 2).flatten(2, 3)  # (B, HW, HW)
+        return flat.diagonal(dim1=1, dim2=2).unflatten(1, self.values.shape[1:3])
+
+    def patches(self, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> PairGrams:
+        """Inner products of patches: sums over equal offsets in both images."""
+        (top, side), zeros = padding, F.pad(self.values, (padding[1], padding[1], padding[0], padding[0]) * 2)
+        height, width = self.values.shape[1] + 2 * top, self.values.shape[2] + 2 * side
+        total = torch.zeros((), dtype=zeros.dtype, device=zeros.device)
+        for i in range(kernel_size[0]):
+            rows = slice(i * dilation[0], height - dilation[0] * (kernel_size[0] - 1 - i), stride[0])
+            for j in range(kernel_size[1]):
+                columns = slice(j * dilation[1], width - dilation[1] * (kernel_size[1] - 1 - j), stride[1])
+                total = total + zeros[:, rows, columns, rows, columns]
+        return replace(self, values=total)
+
+    def whole(self) -> PairGrams:
+        """Inner products of the whole representations, as one position: flattening."""
+        flat = self.values.flatten(1, 2).flatten(2, 3)
+        return replace(self, values=flat.diagonal(dim1=1, dim2=2).sum(1)[:, None, None, None, None])
+
+    def kernel(self, kernel: Kernel) -> PairGrams:
+        """k of the features at each pair of positions."""
+        norms, inverse = safe_norms(self.squared_norms)
+        cosines = self.values * _outer(inverse[self.left], inverse[self.right])
+        values = kernel.kappa(cosines.clamp(-1, 1))
+        if kernel.degree:
+            values = values * _outer(norms[self.left], norms[self.right]) ** kernel.degree
+        return replace(self, values=values)
+
+    def linear(self, operation: Callable[[Tensor], Tensor]) -> PairGrams:
+        """A linear operation on positions, such as pooling, applied to both images: P^T G P."""
+        values = self.values
+        for _ in range(2):
+            flat = operation(values.flatten(0, 2)[:, None])[:, 0]  # the operation on the right image's positions
+            values = flat.unflatten(0, values.shape[:3]).permute(0, 3, 4, 1, 2)  # then right and left change places
+        return replace(self, values=values)
+
+    def within(self, region_of: Tensor) -> PairGrams:
+        """Keep inner products within regions. Across regions the features have no common coordinates: NaN."""
+        same = region_of[:, None] == region_of[None, :]
+        same = same.unflatten(1, self.values.shape[3:]).unflatten(0, self.values.shape[1:3])
+        return replace(self, values=self.values.masked_fill(~same, torch.nan))
+
+    def scaled(self, factor: float) -> PairGrams:
+        return replace(self, values=self.values * factor)
+
+    def __add__(self, other: PairGrams) -> PairGrams:
+        return replace(self, values=self.values + other.values)
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    return left[:, :, :, None, None] * right[:, None, None, :, :]
