@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY) ## train LeNet-5 and its kernel counterpart side by side, with pictures: a minute or two
-	$(BIN)/python -m torchckn.demo
+	$(BIN)/torchckn demo
 
 test: $(READY) ## the test suite, without what takes minutes
 	$(BIN)/python -m pytest

@@ -9,9 +9,9 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from torchckn.choices import RootMethod as Method
 from torchckn.kernels import RBFSphere
 from torchckn.nn.functional import projection
-from torchckn.nn.invsqrt import Method
 
 Filters = Literal["random", "nearly parallel", "duplicated"]
 KINDS: tuple[Filters, ...] = ("random", "nearly parallel", "duplicated")

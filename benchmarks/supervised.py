@@ -1,6 +1,6 @@
 """Accuracy over steps and time of networks trained with labels, on the full data sets.
 
-    python -m benchmarks.supervised lenet5                                      # the defaults, from nothing
+    python -m benchmarks.supervised lenet5                                      # the defaults, all stages
     python -m benchmarks.supervised lenet5 --steps 1000 --batch-size 2048
     python -m benchmarks.supervised allcnn --filters 8 --method sgo --seed 2
 
@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from typing import Any
 
 import torch
 
 import torchckn
-from torchckn import data
+from torchckn import TrainConfig, data
 
 from .measure import high_water
 from .unsupervised import network
@@ -27,18 +28,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("network", choices=["lenet5", "lenet1", "allcnn"])
     parser.add_argument("--filters", type=int, default=32)
-    parser.add_argument("--method", default="ulr")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--lr", default=None)
-    parser.add_argument("--momentum", type=float, default=None)
-    parser.add_argument("--tau", type=float, default=2**-5)
-    parser.add_argument("--head-update", default="exact")
     parser.add_argument("--seed", type=int, default=0, help="of the split, the patches, k-means and the order of the images")
-    parser.add_argument("--evaluate-every", type=int, default=None)
     parser.add_argument("--run-dir", default=None)
     parser.add_argument("--test", action="store_true", help="read the test set at the end")
-    given = parser.parse_args()
+    given, others = parser.parse_known_args()
+    config = TrainConfig(seed=given.seed, **_options(others))
     whole = data.load("cifar10" if given.network == "allcnn" else "mnist")
     assert whole.test is not None
     train, valid = data.split(whole.train, 10_000, given.seed)
@@ -49,14 +43,7 @@ def main() -> None:
         ckn,
         train,
         valid,
-        method=given.method,
-        steps=given.steps,
-        batch_size=given.batch_size,
-        lr=given.lr,
-        momentum=given.momentum,
-        tau=given.tau,
-        head_update=given.head_update,
-        evaluate_every=given.evaluate_every,
+        config,
         generator=generator,
         run_dir=given.run_dir,
         resume=given.run_dir is not None,
@@ -65,10 +52,25 @@ def main() -> None:
         if "valid_accuracy" in record:
             print(f"step {record['step']:5d}  {record['seconds']:7.1f} s  validation {record['valid_accuracy']:.4f}")
     assert result.head is not None
-    print(f"{json.dumps(vars(given))}\nvalidation {result.head.accuracy:.4f}, {result.seconds:.1f} s of training")
+    print(
+        f"{json.dumps(vars(given) | config.to_plain(), default=str)}\nvalidation {result.head.accuracy:.4f}, {result.seconds:.1f} s of training"
+    )
     if given.test:
         print(f"test {torchckn.evaluate(ckn, whole.test).accuracy:.4f}")
     print(f"total {time.perf_counter() - start:.1f} s, peak memory {high_water() / 1e6:.2f} GB")
+
+
+def _options(arguments: list[str]) -> dict[str, Any]:
+    """Options of training as ``torchckn train`` has them: ``--batch-size 2048 --lr cosine:0.03``."""
+    names = [name.removeprefix("--").replace("-", "_") for name in arguments[::2]]
+    return dict(zip(names, (_number_or_text(value) for value in arguments[1::2]), strict=True))
+
+
+def _number_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 if __name__ == "__main__":

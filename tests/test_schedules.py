@@ -7,7 +7,7 @@ import math
 import pytest
 
 from torchckn import ConfigError
-from torchckn.fit.schedules import Falling, Fixed, RootOfSteps, Search, Stages, step_size
+from torchckn.fit.schedules import Constant, Cosine, RootOfSteps, Search, Stages, schedule
 
 
 def never(lr: float) -> float:
@@ -39,14 +39,14 @@ def test_later_the_search_looks_around_the_current_step_size_every_hundred_steps
 
 def test_step_sizes_that_diverge_are_passed_over() -> None:
     assert Search().choose(0, 10, None, lambda lr: math.inf if lr > 2**-6 else 1.0) == 2**-6
-    with pytest.raises(ConfigError, match="no step size"):
+    with pytest.raises(ConfigError, match="no learning rate"):
         Search().choose(0, 10, None, lambda lr: math.nan)
 
 
 def test_schedules() -> None:
     stages = Stages((4.0, 2.0, 1.0), length=10)
     assert [stages.choose(step, 99, None, never) for step in (0, 9, 10, 29, 98)] == [4, 4, 2, 1, 1]
-    falling = Falling(0.5)
+    falling = Cosine(0.5)
     values = [falling.choose(step, 10, None, never) for step in range(10)]
     assert values[0] == 0.5
     assert values == sorted(values, reverse=True)
@@ -55,17 +55,17 @@ def test_schedules() -> None:
 
 
 def test_what_users_write() -> None:
-    assert step_size(0.1) == Fixed(0.1)
-    assert step_size([0.1, 0.01]) == Stages((0.1, 0.01))
-    assert step_size("search") == Search()
-    assert step_size("cosine:0.25") == Falling(0.25)
-    assert step_size(Fixed(1.0)) == Fixed(1.0)
-    first = step_size("search", convnet=True)
+    assert schedule(0.1) == Constant(0.1)
+    assert schedule([0.1, 0.01]) == Stages((0.1, 0.01))
+    assert schedule("search") == Search()
+    assert schedule("cosine:0.25") == Cosine(0.25)
+    assert schedule(Constant(1.0)) == Constant(1.0)
+    first = schedule("search", convnet=True)
     assert isinstance(first, Search)
     assert first.first[0] == 2**-10
 
 
 @pytest.mark.parametrize("lr", [0, -1.0, math.nan, math.inf, "fast", "falling", "cosine:x", "cosine:-1", [], None, True])
 def test_nonsense_is_refused_with_what_was_expected(lr: object) -> None:
-    with pytest.raises(ConfigError, match="step size|lr|positive number"):
-        step_size(lr)
+    with pytest.raises(ConfigError, match="learning rate|lr|positive number"):
+        schedule(lr)

@@ -1,19 +1,10 @@
-"""Training with labels: the methods, the loop, resuming, and what is refused."""
+"""Training with labels: the methods, the options, the loop."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
-import random
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,49 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchckn
-from torchckn import ConfigError, DataError, NumericalError, data, runs, zoo
-from torchckn.fit import chunks, loop, methods
+from torchckn import ConfigError, data, zoo
+from torchckn.fit import chunks, methods
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.fit.schedules import Search
 from torchckn.fit.sphere import tangent
-from torchckn.graph import AveragePool, Conv, Dense, Graph
-from torchckn.kernels import RBFSphere
+from torchckn.graph import Dense, Graph
 
-
-def digits(count: int = 300) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Small pictures of digits: training and validation part."""
-    images, labels = data.load("mnist-mini").train
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[: count + 100]
-    small = torch.nn.functional.avg_pool2d(images[order].float() / 255, 2)
-    return (small[:count], labels[order][:count]), (small[count:], labels[order][count:])
-
-
-def network(seed: int = 0, dtype: torch.dtype | None = None) -> torchckn.CKN:
-    layers = [
-        Conv("conv", filters=8, kernel_size=(5, 5), kernel=RBFSphere(0.6)),
-        AveragePool("pool", kernel_size=(2, 2), stride=(2, 2)),
-        Dense("dense", filters=12, kernel=RBFSphere(0.6)),
-    ]
-    return torchckn.CKN(Graph((1, 14, 14), layers), generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def convnet() -> torchckn.ScaledConvNet:
-    body = nn.Sequential(
-        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(150, 20), nn.ReLU(), nn.Linear(20, 10)
-    )
-    net = torchckn.ScaledConvNet(body, (1, 14, 14), generator=torch.Generator().manual_seed(0))
-    return net.initialize_(0.2, torch.Generator().manual_seed(1))
-
-
-OPTIONS: dict[str, Any] = {"batch_size": 64, "lambdas": [2.0**-6, 2.0**-12], "patches": 300}
-
-
-def trained(net: Any = None, seed: int = 0, **options: Any) -> tuple[Any, loop.TrainResult]:
-    net = network() if net is None else net
-    train_data, valid_data = digits()
-    generator = torch.Generator().manual_seed(seed)
-    arguments = {"steps": 12, "lr": 2**-4, **OPTIONS, **options}
-    return net, torchckn.train(net, train_data, valid_data, generator=generator, **arguments)
+from .training import OPTIONS, convnet, digits, dropping, network, trained
 
 
 def test_ultimate_layer_reversal_learns() -> None:
@@ -171,34 +127,6 @@ def test_training_leaves_nothing_behind_but_what_it_trained(tmp_path: Path) -> N
     assert float(ckn.layers["conv"].kernel.sigma) == sigma != 0.6
 
 
-class Dropping(torchckn.ScaledConvNet):
-    """A ConvNet with dropout, as a module or as a function."""
-
-    def features(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(super().features(x), 0.5, self.training)
-
-
-def dropping() -> Dropping:
-    layers = nn.Sequential(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.AvgPool2d(5), nn.Flatten(), nn.Linear(24, 10))
-    net = Dropping(layers, (1, 14, 14), generator=torch.Generator().manual_seed(0))
-    net.initialize_(0.2, torch.Generator().manual_seed(1))
-    return net
-
-
-def test_dropout_is_part_of_what_a_seed_decides_and_of_what_is_resumed(tmp_path: Path) -> None:
-    options = {"method": "sgd", "lr": 2**-4, "lam": 2**-8, "final_head": False}
-    torch.manual_seed(5)
-    expected = trained(dropping(), **options)[0].state_dict()
-    torch.manual_seed(6)
-    with pytest.raises(StopHereError):
-        trained(dropping(), run_dir=tmp_path / "run", checkpoint_every=2, on_step=stop_after(5), **options)
-    net = dropping()
-    outside = torch.get_rng_state()
-    found = trained(net, run_dir=tmp_path / "run", resume=True, **options)[0].state_dict()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert torch.equal(torch.get_rng_state(), outside)
-
-
 def test_both_passes_of_a_large_batch_see_the_same_dropout() -> None:
     net, images = dropping().train(), digits()[0][0]
     torch.manual_seed(0)
@@ -221,31 +149,6 @@ def test_a_classifier_of_other_filters_or_another_loss_is_fitted_anew() -> None:
     assert trained(ckn, steps=1)[1].start is not None
     assert trained(ckn, steps=1)[1].start is None
     assert trained(ckn, steps=1, loss="square")[1].start is not None
-
-
-def test_a_run_without_a_generator_is_resumed_with_its_own_seed(tmp_path: Path) -> None:
-    train_data, valid_data = digits()
-    arguments = {"steps": 6, "lr": 2**-5, "run_dir": tmp_path / "run", **OPTIONS}
-    with pytest.raises(StopHereError):
-        torchckn.train(network(), train_data, valid_data, checkpoint_every=2, on_step=stop_after(4), **arguments)
-    result = torchckn.train(network(), train_data, valid_data, resume=True, **arguments)
-    assert len(result.history) == 7
-
-
-def test_other_images_are_another_configuration(tmp_path: Path) -> None:
-    (images, labels), valid_data = digits()
-    arguments: dict[str, Any] = {"steps": 2, "lr": 2**-5, **OPTIONS}
-    for name, first, second in (
-        ("pair", (images, labels), (images.clone().index_fill_(0, torch.tensor([7]), 0.0), labels)),
-        ("dataset", TensorDataset(images, labels), TensorDataset(images[:200], labels[:200])),
-    ):
-        generator = torch.Generator().manual_seed(0)
-        torchckn.train(network(), first, valid_data, run_dir=tmp_path / name, generator=generator, **arguments)
-        generator = torch.Generator().manual_seed(0)
-        with pytest.raises(ConfigError, match="another configuration: data differ"):
-            torchckn.train(
-                network(), second, valid_data, run_dir=tmp_path / name, resume=True, generator=generator, **arguments
-            )
 
 
 def test_the_papers_search_of_the_step_size_leaves_no_trace_but_the_step_size() -> None:
@@ -274,110 +177,6 @@ def test_the_same_seed_gives_the_same_network_and_another_seed_another() -> None
     assert not torch.equal(one["layers.conv.weight"], other["layers.conv.weight"])
 
 
-class StopHereError(Exception):
-    pass
-
-
-def stop_after(step: int) -> Any:
-    def stop(record: dict[str, Any]) -> None:
-        if record["step"] == step:
-            raise StopHereError
-
-    return stop
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"method": "ulr", "momentum": 0.9},
-        {"method": "ulr", "lr": Search(first=(2**-6, 2**-4), every=4, tries=2)},
-        {"method": "sgo", "rollback": True, "steps": 16, "bandwidths": True},
-        {"method": "sgo-ball"},
-    ],
-    ids=["ulr with momentum", "ulr with search", "sgo with roll-back", "sgo-ball"],
-)
-def test_a_resumed_run_gives_exactly_what_the_uninterrupted_one_gives(tmp_path: Path, options: dict[str, Any]) -> None:
-    expected, whole = trained(**options)
-    folder = {"run_dir": tmp_path / "run", "checkpoint_every": 3}
-    for step in (0, 4, 7, 11):
-        with pytest.raises(StopHereError):
-            trained(on_step=stop_after(step), resume=True, **folder, **options)
-    resumed, result = trained(resume=True, **folder, **options)
-    for name, value in expected.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
-    timeless = [[{k: v for k, v in r.items() if k != "seconds"} for r in part] for part in (whole.history, result.history)]
-    assert timeless[0] == timeless[1]
-    assert timeless[0] == [{k: v for k, v in r.items() if k != "seconds"} for r in runs.read_metrics(tmp_path / "run")]
-
-
-def test_a_run_folder_has_all_that_there_is_to_know(tmp_path: Path) -> None:
-    ckn, result = trained(run_dir=tmp_path / "run")
-    config = runs.read_config(tmp_path / "run")
-    assert config["method"] == "ulr"
-    assert config["steps"] == 12
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert environment["versions"]["torch"] == torch.__version__
-    assert [r["step"] for r in runs.read_metrics(tmp_path / "run")] == list(range(13))
-    found = runs.read_result(tmp_path / "run")
-    assert found is not None
-    assert found["lam"] == result.lam
-    filters = runs.read_filters(tmp_path / "run")
-    assert min(filters) == 0
-    assert max(filters) == 12
-    assert torch.equal(filters[12], ckn.layers["conv"].weight)
-    loaded = torchckn.load(tmp_path / "run" / "model" / "model.safetensors")
-    assert torch.equal(loaded.head.weight, ckn.head.weight)
-
-
-@pytest.mark.parametrize("build", [network, convnet])
-def test_resuming_a_finished_run_gives_what_it_gave(tmp_path: Path, build: Any) -> None:
-    method = "ulr" if build is network else "sgd"
-    first, before = trained(build(), run_dir=tmp_path / "run", method=method)
-    runs.add_to_result(tmp_path / "run", {"test_accuracy": 0.5})
-    again, after = trained(build(), run_dir=tmp_path / "run", method=method, resume=True)
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in first.state_dict().items())
-    assert (after.head, after.lam, after.history) == (before.head, before.lam, before.history)
-    assert (runs.read_result(tmp_path / "run") or {})["test_accuracy"] == 0.5
-
-
-def test_a_folder_of_another_run_is_refused_and_untouched(tmp_path: Path) -> None:
-    trained(run_dir=tmp_path / "run")
-
-    def content() -> dict[str, bytes]:
-        files = (path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != ".lock")
-        return {str(path): path.read_bytes() for path in files}
-
-    before = content()
-    with pytest.raises(ConfigError, match="has a run already; go on with it .resume=True"):
-        trained(run_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match="another configuration: batch_size differ .batch_size was 64, is 32"):
-        trained(run_dir=tmp_path / "run", resume=True, batch_size=32)
-    other = torchckn.CKN(Graph((1, 14, 14), [Dense("dense", filters=9)]))
-    with pytest.raises(ConfigError, match="another configuration: network"):
-        trained(other, run_dir=tmp_path / "run", resume=True)
-    assert content() == before
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="not empty and not a run"):
-        trained(run_dir=tmp_path / "full")
-    assert [path.name for path in (tmp_path / "full").iterdir() if path.name != ".lock"] == ["thesis.tex"]
-
-
-def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    other = runs.Run(tmp_path / "run", {"a": 1})
-    with pytest.raises(ConfigError, match="another process is training"):
-        trained(run_dir=tmp_path / "run", resume=True)
-    other.close()
-
-
-def test_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StopHereError):
-        trained(run_dir=tmp_path / "run", on_step=stop_after(2))
-    (tmp_path / "run" / "checkpoint" / "last.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ")
-    with pytest.raises(DataError, match="is damaged"):
-        trained(run_dir=tmp_path / "run", resume=True)
-
-
 def test_after_a_drop_in_accuracy_training_goes_back_and_takes_smaller_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     original, made = methods.ULR.step, []
 
@@ -393,94 +192,6 @@ def test_after_a_drop_in_accuracy_training_goes_back_and_takes_smaller_steps(mon
     trained(rollback=True, steps=12, lr=2**-4, final_head=False)
     assert made == [2**-4] * 8 + [2**-6] * 4
     assert restored == [1]
-
-
-def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, _ = trained(steps=5, final_head=False)
-    original, calls = methods.ULR._descend, []
-
-    def poisoned(self: Any, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        calls.append(1)
-        value, accuracy = original(self, images, labels)
-        return (math.nan if len(calls) == 6 else value), accuracy
-
-    monkeypatch.setattr(methods.ULR, "_descend", poisoned)
-    ckn = network()
-    with pytest.raises(NumericalError, match="step 6 failed.*nan.*smaller step size"):
-        trained(ckn, run_dir=tmp_path / "run", final_head=False)
-    for name, value in good.state_dict().items():
-        assert torch.equal(ckn.state_dict()[name], value), name
-    checkpoint = runs.read_checkpoint(tmp_path / "run")
-    assert checkpoint is not None
-    assert checkpoint[1]["step"] == 5
-    assert torch.equal(checkpoint[0]["net.layers.conv.weight"], good.layers["conv"].weight)
-
-
-def broken(what: str) -> tuple[Any, dict[str, Any]]:
-    (images, labels), _ = digits()
-    if what == "labels out of range":
-        return (images, labels + 1), {}
-    if what == "a class missing":
-        return (images[labels != 3], labels[labels != 3]), {}
-    if what == "fewer images than the batch":
-        return (images, labels), {"batch_size": 512}
-    if what == "NaN pixels":
-        images = images.clone()
-        images[17, 0, 3, 3] = torch.nan
-        return (images, labels), {}
-    if what == "no labels":
-        return images, {}
-    return (images, labels), {what: "nonsense"}
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("labels out of range", "labels must be from 0 to 9"),
-        ("a class missing", "no image of class 3"),
-        ("fewer images than the batch", "batch_size is 512, but there are 300 training images"),
-        ("NaN pixels", "NaN or infinity in 1 images, first 17"),
-        ("no labels", "labels are needed"),
-        ("method", "unknown method 'nonsense'"),
-        ("loss", "unknown loss 'nonsense'"),
-        ("hessian", "unknown hessian 'nonsense'"),
-        ("head_update", "unknown head_update 'nonsense'"),
-        ("lr", "unknown step size 'nonsense'"),
-        ("steps", "steps expected a whole number"),
-        ("evaluate_every", "evaluate_every expected a whole number"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, what: str, message: str) -> None:
-    train_data, options = broken(what)
-    arguments = {"steps": 3, **OPTIONS, **options}
-    with pytest.raises((ConfigError, DataError), match=message):
-        torchckn.train(network(), train_data, digits()[1], run_dir=tmp_path / "run", **arguments)
-    assert not (tmp_path / "run").exists()
-
-
-def test_what_else_is_refused() -> None:
-    train_data, valid_data = digits()
-    with pytest.raises(ConfigError, match="validation data.*lam"):
-        torchckn.train(network(), train_data, steps=1)
-    with pytest.raises(ConfigError, match=r"CKN .* or a torchckn.ScaledConvNet, got LeNet5"):
-        torchckn.train(zoo.build("lenet5"), train_data, valid_data)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="'sgd' is for ConvNets"):
-        trained(method="sgd")
-    with pytest.raises(ConfigError, match="for kernel networks"):
-        trained(convnet(), bandwidths=True)
-    with pytest.raises(ConfigError, match="nothing to train"):
-        trained(trainable=[])
-    with pytest.raises(ConfigError, match="trainable expected a list"):
-        trained(trainable="conv")
-    for name in ("tau", "momentum", "radius", "lam"):
-        with pytest.raises(ConfigError, match=f"{name} expected a number"):
-            trained(**{name: "a"})
-        with pytest.raises(ConfigError, match=f"{name} expected a number"):
-            trained(**{name: math.nan})
-    with pytest.raises(ConfigError, match="generator expected a torch.Generator"):
-        torchckn.train(network(), train_data, valid_data, generator=3)  # type: ignore[arg-type]
 
 
 def test_the_constrained_problem_keeps_its_classifier_in_the_ball() -> None:
@@ -532,74 +243,6 @@ def _manifold_gradient(method: methods.Method, images: Tensor, labels: Tensor) -
         gradient = gradient - (gradient @ direction).clamp(max=0) * direction
     assert method.net.head.bias.grad is not None
     return total + float(gradient.square().sum()) + float(method.net.head.bias.grad.square().sum())
-
-
-SCRIPT = textwrap.dedent(
-    """
-    import sys, torch
-    sys.path.insert(0, {tests!r})
-    from test_train import trained
-    ckn, _ = trained(steps={steps}, run_dir=sys.argv[1], resume=True, checkpoint_every=2, momentum=0.9)
-    torch.save(ckn.state_dict(), sys.argv[2])
-    """
-)
-
-
-def script(tmp_path: Path, steps: int) -> list[str]:
-    file = tmp_path / "script.py"
-    file.write_text(SCRIPT.format(tests=str(Path(__file__).parent), steps=steps))
-    return [sys.executable, str(file)]
-
-
-def killed_at_random_moments(tmp_path: Path, times: int, steps: int) -> None:
-    expected, _ = trained(steps=steps, momentum=0.9)
-    command = [*script(tmp_path, steps), str(tmp_path / "run"), str(tmp_path / "weights")]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    chance, kills = random.Random(0), 0
-    while kills < times and not (tmp_path / "weights").exists():
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-        metrics, wait = tmp_path / "run" / "metrics.jsonl", chance.uniform(0, 0.4)
-        size = metrics.stat().st_size if metrics.exists() else 0
-        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > size):
-            time.sleep(0.005)  # until it has gone on by a step at least
-        time.sleep(wait)
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.communicate()
-    assert kills == times, f"only {kills} kills before it was done: more steps are needed"
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    found = torch.load(tmp_path / "weights")
-    for name, value in expected.state_dict().items():
-        assert torch.equal(found[name], value), name
-    assert not list((tmp_path / "run").rglob(".last*")), "temporary files were left behind"
-
-
-def test_a_killed_run_is_resumed_to_the_same_weights(tmp_path: Path) -> None:
-    killed_at_random_moments(tmp_path, times=2, steps=300)
-
-
-@pytest.mark.slow
-def test_a_run_killed_twenty_times_is_resumed_to_the_same_weights(tmp_path: Path) -> None:
-    killed_at_random_moments(tmp_path, times=20, steps=2000)
-
-
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [*script(tmp_path, 5000), str(tmp_path / "run"), str(tmp_path / "weights")]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, message = process.communicate(timeout=60)
-    assert "training was interrupted after step" in message
-    assert "resume=True" in message
-    steps = [record["step"] for record in runs.read_metrics(tmp_path / "run")]
-    checkpoint = runs.read_checkpoint(tmp_path / "run")
-    assert checkpoint is not None
-    assert checkpoint[1]["step"] == steps[-1] >= 3
 
 
 def test_a_convnet_starts_from_its_own_random_classifier(tmp_path: Path) -> None:

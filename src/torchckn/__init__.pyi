@@ -33,6 +33,8 @@ from .errors import NotFittedError as NotFittedError
 from .errors import NumericalError as NumericalError
 from .errors import TranslationError as TranslationError
 from .exact import exact_kernel as exact_kernel
+from .fit.callbacks import Callback as Callback
+from .fit.config import TrainConfig as TrainConfig
 from .fit.features import evaluate as evaluate
 from .fit.filters import fit_filters as fit_filters
 from .fit.head import fit_head as fit_head

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as from_bytes
 from torch import nn
 
 from . import data, kernels, runs, zoo
@@ -20,7 +18,7 @@ from .convnet import ScaledConvNet
 from .errors import ConfigError, DataError, NotFittedError
 from .network import Classifier
 from .settings import Settings, settings_from
-from .storage import load
+from .storage import load, load_weights
 from .translation import translate
 
 
@@ -39,7 +37,7 @@ class Images(NamedTuple):
 def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Images:
     whole = data.load(settings.data, data_dir)
     held_out = settings.validation or max(1, min(10_000, len(whole.train.images) // 6))
-    train, valid = data.split(whole.train, held_out, settings.seed)
+    train, valid = data.split(whole.train, held_out, settings.training.seed)
     pixels = data.Preprocessing.fit(train.images, whiten=settings.whiten)
     return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels)
 
@@ -72,14 +70,14 @@ def _from_file(file: Path, name: str, settings: Settings) -> nn.Module:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if found is None:
-        known = [n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, nn.Module)]
-        raise ConfigError(f"{file} has no {name!r}; it has {', '.join(known) or 'no networks'}")
+    factory = getattr(module, name, None)
+    if factory is None:
+        networks = [n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, nn.Module)]
+        raise ConfigError(f"{file} has no {name!r}; it has {', '.join(networks) or 'no networks'}")
     if settings.filters is not None:
         raise ConfigError("filters is for networks of the zoo; pass your own network's arguments as --option name=value")
     try:
-        net = found(**settings.options) if callable(found) else found
+        net = factory(**settings.options) if callable(factory) else factory
     except Exception as error:
         raise ConfigError(f"{name} cannot be built with {settings.options}: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
@@ -90,10 +88,10 @@ def _from_file(file: Path, name: str, settings: Settings) -> nn.Module:
 def build_network(settings: Settings, images: Images, generator: torch.Generator) -> Classifier:
     """The network to train: the kernel counterpart, or the ConvNet itself, with the pixels' statistics in it."""
     with torch.random.fork_rng():  # a ConvNet draws its weights from torch's own generator
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(settings.training.seed)
         net = build_convnet(settings, images.shape, len(images.classes))
-    dressed = _dressed(settings, net, images.shape, images.pixels, len(images.classes), generator)
-    return dressed.to(find_device(settings.device))
+    classifier = _to_classifier(settings, net, images.shape, images.pixels, len(images.classes), generator)
+    return classifier.to(find_device(settings.device))
 
 
 def find_device(name: str) -> torch.device:
@@ -111,7 +109,7 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _dressed(
+def _to_classifier(
     settings: Settings,
     net: nn.Module,
     shape: tuple[int, int, int],
@@ -167,35 +165,29 @@ def load_trained(path: str | os.PathLike[str]) -> Trained:
         raise DataError(
             f"{path} is a run that was not made by the torchckn command; name its model/model.safetensors instead"
         )
-    settings = settings_from(config["settings"], str(path / "config.toml"))
+    settings = run_settings(path, config)
     model = path / "model" / "model.safetensors"
     if not model.exists():
-        raise NotFittedError(f"the run in {path} is not finished; go on with it: torchckn train --resume {path}")
+        raise NotFittedError(f"the run in {path} is not finished; resume it: torchckn train --resume {path}")
     classes = tuple(config["classes"])
     if settings.kind == "ckn":
         return Trained(load(model).eval(), classes, settings)
     net = build_convnet(settings, tuple(config["image_shape"]), len(classes))
     pixels = data.Preprocessing(**config["preprocessing"])
-    convnet = _dressed(settings, net, tuple(config["image_shape"]), pixels, len(classes), None)
-    try:
-        convnet.load_state_dict(from_bytes(model.read_bytes()))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{model} is damaged, or not of this run's network: {error}") from error
+    convnet = _to_classifier(settings, net, tuple(config["image_shape"]), pixels, len(classes), None)
+    load_weights(convnet, model)
     return Trained(convnet.eval(), classes, settings)
 
 
-def training_arguments(settings: Settings) -> dict[str, Any]:
-    """What :func:`torchckn.train` is to be called with, besides network, images and generator."""
-    from .fit import train  # which needs scipy: not for those who only build a network
-
-    known = {*Settings.model_fields} & {*inspect.signature(train).parameters}
-    return settings.model_dump(include=known) | {"method": settings.training_method}
+def run_settings(folder: Path, config: dict[str, Any]) -> Settings:
+    """The settings that a run was made with, of its configuration."""
+    return settings_from(config["settings"] | config["training"], str(folder / "config.toml"))
 
 
 def run_description(settings: Settings, images: Images) -> dict[str, Any]:
-    """What a run folder's configuration says beside the arguments of training, enough to build the network again."""
+    """What a run folder's configuration says beside the training configuration, enough to build the network again."""
     return {
-        "settings": settings.model_dump(exclude_none=True),
+        "settings": settings.model_dump(exclude_none=True, exclude={"training"}),
         "classes": list(images.classes),
         "image_shape": list(images.shape),
         "preprocessing": asdict(images.pixels),

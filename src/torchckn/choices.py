@@ -18,6 +18,9 @@ Init = Literal["kmeans", "sample", "random", "identity"]
 FilterMethod = Literal["kmeans", "sample", "random"]
 RootMethod = Literal["auto", "eigh", "newton", "svd"]
 
+# Data
+DataSetName = Literal["cifar10", "fashion-mnist", "mnist", "mnist-mini"]
+
 # Training
 TrainingMethod = Literal["ulr", "sgo", "sgo-ball", "sgd"]
 Loss = Literal["multinomial", "square"]

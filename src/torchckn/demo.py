@@ -1,11 +1,10 @@
-"""A ConvNet and its kernel counterpart, trained side by side on digits that come with the package: ``python -m torchckn.demo``.
+"""A ConvNet and its kernel counterpart, trained side by side on digits that come with the package: ``torchckn demo``.
 
 Prints the translation and both accuracies, and writes pictures. A minute or two on a laptop.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -14,13 +13,23 @@ from rich.table import Table
 
 from . import data, evaluate, plots, train, translate, zoo
 from .convnet import ScaledConvNet
+from .fit.callbacks import Callback, Training
 from .kernels import RBFSphere
 from .storage import save
 
 FILTERS, STEPS, BATCH = 16, 300, 256
 
 
-def main(folder: Path, seed: int = 0, steps: int = STEPS) -> dict[str, float]:
+class _FirstFilters(Callback):
+    """The first layer's filters as they are before the first step."""
+
+    def on_train_start(self, training: Training) -> None:
+        filters = training.net.filters_to_watch()
+        assert filters is not None
+        self.filters = filters.detach().clone()
+
+
+def run(folder: Path, seed: int = 0, steps: int = STEPS) -> dict[str, float]:
     """Train both, write pictures to ``folder``; the accuracies on the test images."""
     console = Console()
     digits = data.load("mnist-mini")
@@ -32,11 +41,13 @@ def main(folder: Path, seed: int = 0, steps: int = STEPS) -> dict[str, float]:
     ckn = translate(
         lenet, (1, 28, 28), RBFSphere(0.6), linear_kernel=RBFSphere(0.6), preprocessing=pixels, generator=generator
     )
-    console.print(f"[bold]LeNet-5, {FILTERS} filters a layer, and what became of it:[/bold]", ckn.report, "", sep="\n")
+    console.print(
+        f"[bold]LeNet-5 with {FILTERS} filters per layer, and its kernel counterpart:[/bold]", ckn.report, "", sep="\n"
+    )
 
-    console.print("Training the kernel network: filters without labels, a classifier, then ultimate layer reversal ...")
+    console.print("Training the kernel network: unsupervised filters, a classifier, then ultimate layer reversal ...")
     first = next(iter(ckn.kernel_layers().values()))
-    kept: list[torch.Tensor] = []
+    start = _FirstFilters()
     ours = train(
         ckn,
         training,
@@ -44,7 +55,7 @@ def main(folder: Path, seed: int = 0, steps: int = STEPS) -> dict[str, float]:
         steps=steps,
         batch_size=BATCH,
         generator=generator,
-        on_step=lambda record: None if kept else kept.append(first.weight.detach().clone()),
+        callbacks=[start],
     )
     console.print("Training the ConvNet: SGD with momentum, from random weights ...")
     convnet = ScaledConvNet(lenet, (1, 28, 28), pixels, generator=generator).initialize_(0.2, generator)
@@ -57,25 +68,16 @@ def main(folder: Path, seed: int = 0, steps: int = STEPS) -> dict[str, float]:
     for name, net, result in (("LeNet-5 CKN", ckn, ours), ("LeNet-5 ConvNet", convnet, theirs)):
         assert result.head is not None
         accuracies[name] = evaluate(net, digits.test).accuracy
-        start = result.history[0]["valid_accuracy"]
-        shown = (start, result.head.accuracy, accuracies[name])
+        before = result.history[0]["valid_accuracy"]
+        shown = (before, result.head.accuracy, accuracies[name])
         table.add_row(name, *(f"{100 * value:.1f} %" for value in shown if value is not None), f"{result.seconds:.0f}")
     console.print(table)
     curves = {"LeNet-5 CKN": ours.history, "LeNet-5 ConvNet": theirs.history}
     written = [
         plots.accuracy_curves(curves, folder / "accuracy.png"),
-        plots.filters_before_and_after(kept[0], first.weight, folder / "filters.png"),
+        plots.filters_before_and_after(start.filters, first.weight, folder / "filters.png"),
         save(ckn, folder / "lenet5-ckn.safetensors"),
     ]
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
     return accuracies
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, default=Path("demo"), help="folder for the pictures and the model")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    given = parser.parse_args()
-    main(given.output, given.seed, given.steps)

@@ -42,6 +42,13 @@ class NotFittedError(CKNError, AttributeError):
     """
 
 
+class Interrupted(CKNError):  # noqa: N818 - a stop that was asked for
+    """Something long was interrupted with Ctrl-C.
+
+    Remedy: the message says what is kept, and how to go on.
+    """
+
+
 class TranslationError(CKNError):
     """A ConvNet contains something that has no kernel counterpart.
 

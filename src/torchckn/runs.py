@@ -1,12 +1,12 @@
 """A run folder: all that training produced, written so that nothing is ever half there.
 
 =====================  ======================================================================
-``config.toml``        what was asked for
+``config.toml``        the training configuration, digests of network and data, settings
 ``environment.json``   versions, hardware, git state
-``metrics.jsonl``      one line a step: loss, accuracy, step size, seconds; validation where taken
+``metrics.jsonl``      one line per step: loss, accuracy, lr, seconds; validation where it took place
 ``checkpoint/``        ``last.safetensors`` to resume from, ``filters-*.safetensors`` to look at
 ``model/``             the trained network, once it is finished
-``result.json``        what came out, once it is finished
+``result.json``        the result, once it is finished
 ``figures/``           pictures
 =====================  ======================================================================
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import subprocess
 import tomllib
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,30 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from .errors import ConfigError, DataError
-from .storage import write_atomically
-
-#: files of a run that were not moved to their place yet
-_HALF_WRITTEN = re.compile(r"\.(\w[\w-]*\.safetensors|metrics\.jsonl|(config|environment|result)\.(toml|json))\.\w+")
+from .storage import remove_partial_files, write_atomically
 
 
 class Run:
-    """A run folder that this process writes to; no other can meanwhile."""
+    """A run folder that this process writes to; no other can meanwhile.
 
-    def __init__(self, folder: str | os.PathLike[str], config: dict[str, Any], resume: bool = False) -> None:
+    Args:
+        config: what ``config.toml`` says: digests, descriptions, and the training configuration as a table ``training``.
+        resume: go on with the run that is there, if it has the same configuration; with more steps, it is trained further.
+        free: options of training that may differ in a resumed run.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        config: dict[str, Any],
+        resume: bool = False,
+        free: Collection[str] = (),
+    ) -> None:
         self.folder = Path(folder)
+        _require_run_or_empty(self.folder)
         self._lock = self._claim()
         try:
-            self._begin(config, resume)
+            self._begin(config, resume, free)
         except BaseException:
             self.close()
             raise
@@ -64,50 +74,49 @@ class Run:
             raise ConfigError(f"cannot use {self.folder} for a run: {error.strerror}; choose another folder") from error
         return lock
 
-    def _begin(self, config: dict[str, Any], resume: bool) -> None:
+    def _begin(self, config: dict[str, Any], resume: bool, free: Collection[str]) -> None:
         config = _plain(config)
-        file = self.folder / "config.toml"
-        for leftover in self.folder.rglob(".*"):  # of a process that was killed while it wrote
-            if _HALF_WRITTEN.fullmatch(leftover.name):
-                leftover.unlink()
-        if not file.exists():
-            others = [item.name for item in self.folder.iterdir() if not item.name.startswith(".")]
-            if others:
-                raise ConfigError(
-                    f"{self.folder} is not empty and not a run (it has {others[0]!r}); choose an empty or new folder"
-                )
-            try:
-                content = tomli_w.dumps(config).encode()
-            except TypeError as error:
-                raise ConfigError(f"a run's configuration is made of numbers, texts and lists of them: {error}") from error
-            write_atomically(file, content)
+        if not (self.folder / "config.toml").exists():
+            self._write_config(config)
             write_atomically(self.folder / "environment.json", _json(environment()))
             return
         if not resume:
             raise ConfigError(
-                f"{self.folder} has a run already; go on with it (resume=True, or --resume), or choose another folder"
+                f"{self.folder} has a run already; resume it (resume=True, or --resume), or choose another folder"
             )
+        for part in (".", "checkpoint", "model"):
+            remove_partial_files(self.folder / part)  # of a process that was killed while it wrote
         before = read_config(self.folder)
-        differing = sorted(key for key in before.keys() | config.keys() if before.get(key) != config.get(key))
-        if differing:
+        old, new = _lines(before), _lines(config)
+        differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in free)
+        if differing == ["steps"] and new["steps"] > old["steps"]:
+            (self.folder / "result.json").unlink(missing_ok=True)  # it is trained further: no longer finished
+            self._write_config(before | {"training": before["training"] | {"steps": new["steps"]}})
+        elif differing:
             key = differing[0]
             raise ConfigError(
-                f"{self.folder} has a run of another configuration: {', '.join(differing)} differ ({key} was "
-                f"{before.get(key)!r}, is {config.get(key)!r}); nothing was changed. Resume with the same, or choose a new one"
+                f"{self.folder} has a run of another configuration: {', '.join(differing)} (expected {key} = "
+                f"{old.get(key)!r}, got {new.get(key)!r}); nothing was changed. Resume it with the same configuration (only "
+                "steps may grow), or choose another folder"
             )
+
+    def _write_config(self, config: dict[str, Any]) -> None:
+        try:
+            content = tomli_w.dumps(config).encode()
+        except TypeError as error:
+            raise ConfigError(f"a run's configuration is made of numbers, texts and lists of them: {error}") from error
+        write_atomically(self.folder / "config.toml", content)
 
     def log(self, record: dict[str, Any]) -> None:
         """Add a line to the metrics."""
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
 
-    def keep_metrics(self, step: int) -> list[dict[str, Any]]:
-        """Forget the metrics of steps after ``step``, which will be made again, and tell the others."""
-        kept = [record for record in read_metrics(self.folder) if record["step"] <= step]
+    def keep_metrics(self, records: Sequence[dict[str, Any]]) -> None:
+        """Let the metrics be these records; what is logged from now on comes after them."""
         self._metrics.close()
-        write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept).encode())
+        write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
         self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-        return kept
 
     def save_checkpoint(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
         content = to_bytes({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"info": json.dumps(info)})
@@ -133,6 +142,20 @@ class Run:
         if hasattr(self, "_metrics"):
             self._metrics.close()
         self._lock.release()
+
+
+def _require_run_or_empty(folder: Path) -> None:
+    """An error for a folder that has other things in it; it is left as it is."""
+    if not folder.is_dir() or (folder / "config.toml").exists():
+        return
+    others = [item.name for item in folder.iterdir() if item.name != ".lock"]
+    if others:
+        raise ConfigError(f"{folder} is not empty and not a run (it has {others[0]!r}); choose an empty or new folder")
+
+
+def _lines(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the options of training beside all else."""
+    return {key: value for key, value in config.items() if key != "training"} | config.get("training", {})
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -168,11 +191,11 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
             info = json.loads(file.metadata()["info"])
         return from_bytes(path.read_bytes()), info
     except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete the checkpoint folder to start this run anew") from error
+        raise DataError(f"{path} is damaged ({error}); delete its checkpoint folder to start again") from error
 
 
 def read_result(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What came out of a run, or None if it is not finished."""
+    """The result of a run, or None if it is not finished."""
     file = Path(folder) / "result.json"
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
@@ -181,26 +204,26 @@ def read_result(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def add_to_result(folder: str | os.PathLike[str], more: dict[str, Any]) -> None:
-    """Say more about what came out of a finished run."""
+    """Add to the result of a finished run."""
     write_atomically(Path(folder) / "result.json", _json((read_result(folder) or {}) | more))
 
 
 def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """A run in a line: what it is, how far it is, how well it did."""
     config, metrics, result = read_config(folder), read_metrics(folder), read_result(folder)
-    settings = config.get("settings", {})
+    settings, training = config.get("settings", {}), config.get("training", {})
     taken = [record["valid_accuracy"] for record in metrics if "valid_accuracy" in record]
     final = ((result or {}).get("head") or {}).get("accuracy")
     made = metrics[-1]["step"] if metrics else 0
     return {
         "run": str(folder),
         "network": f"{settings.get('network')} ({settings.get('kind', 'ckn')})" if settings else config.get("network"),
-        "method": config.get("method"),
-        "steps": config.get("steps"),
+        "method": training.get("method"),
+        "steps": training.get("steps"),
         "validation": final if final is not None else (taken[-1] if taken else None),
         "test": (result or {}).get("test_accuracy"),
         "seconds": (result or {}).get("seconds", metrics[-1].get("seconds") if metrics else None),
-        "state": "finished" if result else f"{made} of {config.get('steps')} steps",
+        "state": "finished" if result else f"{made} of {training.get('steps')} steps",
     }
 
 

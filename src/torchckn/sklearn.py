@@ -22,6 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
+from .choices import Centering
 from .errors import DataError, unknown_name
 from .fit.classifier import fit_classifier
 from .fit.features import extract_features
@@ -30,7 +31,7 @@ from .fit.trainer import train
 from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
 from .graph.preprocessing import Preprocessing
 from .kernels import RBFSphere
-from .network import CKN, Centering
+from .network import CKN
 
 
 class _CKNEstimator(BaseEstimator):  # type: ignore[misc]

@@ -104,7 +104,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either complete or untouched, whatever happens in between."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(_PARTIAL, f".{path.name}.", path.parent)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}; choose a folder that can be written to") from error
     try:
@@ -119,6 +119,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         if os.path.exists(name):
             os.unlink(name)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove what :func:`write_atomically` left in a folder when its process was killed, and nothing else."""
+    for file in folder.glob(f".*{_PARTIAL}"):
+        file.unlink(missing_ok=True)
+
+
+#: how the name of a file ends that was not moved to its place yet
+_PARTIAL = ".torchckn-partial"
 
 
 def _umask() -> int:

@@ -12,39 +12,46 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..errors import CKNError, ConfigError
+from ..errors import CKNError, ConfigError, Interrupted
 from .data import data_app
 from .experiments import reproduce
 from .networks import bench, translate, zoo
+from .options import interruptible, without_flag_types
 from .runs import runs_app
 from .trained import draw, evaluate, export, predict, report
-from .training import train
+from .training import demo, train
 
 app = typer.Typer(
     name="torchckn",
-    help="Turn a ConvNet into the kernel network it approximates, train it, and look at what came out.",
+    help="Turn a ConvNet into the kernel network it approximates, train it, and look at the result.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (zoo, translate, train, evaluate, predict, export, report, draw, reproduce, bench):
-    app.command()(command)
+for command in (demo, zoo, translate, train, evaluate, predict, export, report, draw, reproduce, bench):
+    app.command()(interruptible(command))
 app.add_typer(data_app, name="data")
 app.add_typer(runs_app, name="runs")
 
 
 def main() -> None:
-    """Run the command: status 0 if it did what it should, 1 if it failed, 2 if it was asked for something wrong."""
+    """Run the command: status 0 if it did what it should, 1 if it failed, 2 for wrong arguments, 130 after Ctrl-C."""
     try:
-        app()
+        without_flag_types(typer.main.get_command(app))()
+    except Interrupted as stop:
+        _complain(str(stop))
+        sys.exit(130)
     except CKNError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
+        _complain(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except OSError as error:
-        what = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        Console(stderr=True).print(f"[red]error:[/red] {escape(what)}", soft_wrap=True, highlight=False)
+        _complain(f"{error.strerror}: {error.filename}" if error.filename else str(error))
         sys.exit(1)
+
+
+def _complain(message: str) -> None:
+    Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", soft_wrap=True, highlight=False)
 
 
 def _version(asked: bool) -> None:

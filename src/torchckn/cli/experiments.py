@@ -13,7 +13,8 @@ from ..errors import CKNError, ConfigError
 from .options import AsJSON, DataDir, Quiet, print_json, show
 
 if TYPE_CHECKING:
-    from ..experiments.spec import Experiment, ScaleName
+    from ..choices import ScaleName
+    from ..experiments.spec import Experiment
 
 
 def reproduce(

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..errors import ConfigError
 from ..settings import Settings, settings_from
-from .options import AsJSON, pair, print_json
+from .options import AsJSON, name_and_value, print_json
 
 
 def zoo(as_json: AsJSON = False) -> None:
@@ -56,7 +56,7 @@ def translate(
     from ..storage import write_atomically
     from ..translation import translate as translated
 
-    given = {"network": network, "options": dict(pair(text) for text in option or [])}
+    given = {"network": network, "options": dict(name_and_value(text) for text in option or [])}
     settings = settings_from(given | ({} if filters is None else {"filters": filters}), "translate")
     shape = None if input_shape is None else _shape(input_shape)
     known = shape or (1, 32, 32)

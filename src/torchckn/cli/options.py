@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 from rich.console import Console
+from rich.markup import escape
 
-from ..errors import ConfigError
+from ..choices import DataSetName
+from ..config import metadata_of
+from ..errors import ConfigError, Interrupted
 from ..settings import Settings
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -30,80 +36,136 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def settings_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that these fields of the settings describe (all of them by default).
+def interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that says so when it is interrupted, instead of being aborted."""
 
-    The command gets them as one dictionary ``given``, with only what was said on the command line.
+    @functools.wraps(command)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt as stop:
+            raise Interrupted(str(stop) or "interrupted") from None
+
+    return guarded
+
+
+def without_flag_types(command: Any) -> Any:
+    """A command whose help shows no type beside flags such as ``--json``, which take no value; its sub-commands likewise."""
+    for option in command.params:
+        if getattr(option, "is_flag", False):
+            option.metavar = " "
+    help_option = command.get_help_option
+
+    def get_help_option(context: Any) -> Any:
+        option = help_option(context)
+        if option is not None:
+            option.metavar = " "
+        return option
+
+    command.get_help_option = get_help_option
+    for sub_command in getattr(command, "commands", {}).values():
+        without_flag_types(sub_command)
+    return command
+
+
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for every field of the settings but the network, under the headings that the fields have.
+
+    The command gets them as one dictionary ``given``, with only what was given on the command line.
     """
-    chosen = names or tuple(name for name in Settings.model_fields if name != "network")
+    fields = {name: field for name, field in Settings.all_options().items() if name != "network"}
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
-        added = [_option(name) for name in chosen]
+    def with_options(**values: Any) -> None:
+        given = {name: values.pop(name) for name in fields}
+        command(**values, given={name: _parsed(name, value) for name, value in given.items() if value is not None})
 
-        def wrapped(**values: Any) -> None:
-            given = {name: values.pop(name) for name in chosen}
-            command(**values, given=_said(given))
-
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-        return wrapped
-
-    return decorate
+    with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
+    added = [_parameter(name, field) for name, field in fields.items()]
+    with_options.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    return with_options
 
 
-def _option(name: str) -> inspect.Parameter:
-    field = Settings.model_fields[name]
-    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
-    panel = next((title for title, names in _PANELS.items() if name in names), "Training")
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    types = _types(field.annotation)
     flag = "--" + name.replace("_", "-")
-    default = "" if field.default is None or field.default is False else f" [dim]\\[default: {field.default}][/dim]"
-    literals = [value for kind in (field.annotation, *kinds) for value in get_args(kind) if isinstance(value, str)]
-    text = f"{field.description}{f' One of {chr(44).join(literals)}.' if literals else ''}{default}"
-    kind: Any = int if int in kinds else float if kinds == [float] else str
+    more: dict[str, Any] = {}
+    kind: Any = str
     if name == "options":
-        flag, text, kind = "--option", f"{field.description} May be repeated.", list[str]
-    elif field.annotation is bool:
+        flag, kind = "--option", list[str]
+        more["metavar"] = "NAME=VALUE"
+    elif types == [bool]:
         flag, kind = f"{flag}/--no-{flag[2:]}", bool
-    option = Annotated[kind | None, typer.Option(flag, help=text, show_default=False, rich_help_panel=panel)]
+    elif len(types) == 1 and get_origin(types[0]) is Literal:
+        words = get_args(types[0])
+        more |= {"metavar": "|".join(words), "autocompletion": completion(words)}
+    elif types in ([int], [float]):
+        kind = types[0]
+    if name in _COMPLETIONS:
+        more["autocompletion"] = _COMPLETIONS[name]
+    option = Annotated[
+        kind | None,
+        typer.Option(
+            flag, help=_help(name, field), show_default=False, rich_help_panel=metadata_of(field)["heading"], **more
+        ),
+    ]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
 
 
-#: under which heading of the help a setting stands; the others are about training
-_PANELS = {
-    "Network": {"filters", "options", "kind", "kernel", "linear_kernel", "inverse_sqrt", "centering", "init_std"},
-    "Images": {"data", "validation", "whiten"},
-}
+def _types(annotation: Any) -> list[Any]:
+    """The types of an annotation such as ``int | None``, without None."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return [member for member in members if member is not type(None)]
 
 
-def _said(given: dict[str, Any]) -> dict[str, Any]:
-    """What was said on the command line, with its numbers and lists understood."""
-    said = {name: value for name, value in given.items() if value is not None}
-    if "options" in said:
-        said["options"] = dict(pair(text) for text in said["options"])
-    if "lr" in said:
-        parts = [_number_or_text(part) for part in said["lr"].split(",")]
-        said["lr"] = parts if len(parts) > 1 else parts[0]
-    return said
+def _help(name: str, field: FieldInfo) -> str:
+    text = escape(field.description or "") + (" May be repeated." if name == "options" else "")
+    default = field.default
+    if default is None or isinstance(default, (bool, dict)):
+        return text
+    return f"{text} [dim]\\[default: {default}][/dim]"
 
 
-def pair(text: str) -> tuple[str, Any]:
+def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """What Tab offers for an option that takes one of these words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+_COMPLETIONS = {"data": completion(get_args(DataSetName))}
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """A value of the command line as a file has it: numbers as numbers, lists as lists."""
+    if name == "options":
+        return dict(name_and_value(text) for text in value)
+    types = _types(Settings.all_options()[name].annotation)
+    if not isinstance(value, str) or types == [str]:
+        return value
+    if any(get_origin(kind) is tuple for kind in types):
+        return [_number_or_text(part) for part in value.split(",")]
+    parts = [_number_or_text(part) for part in value.split(",")]
+    return parts if len(parts) > 1 else parts[0]
+
+
+def name_and_value(text: str) -> tuple[str, Any]:
+    """Of an option ``name=value``; the value is a number or truth value as JSON has it, or text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ConfigError(f"--option expected name=value, got {text!r}")
-    return name, _literal(value)
-
-
-def _number_or_text(text: str) -> float | str:
+        raise ConfigError(f"--option: expected name=value, got {text!r}")
     try:
-        return float(text)
-    except ValueError:
-        return text
+        return name, json.loads(value.lower() if value in ("True", "False") else value)
+    except (json.JSONDecodeError, RecursionError):
+        return name, value
 
 
-def _literal(text: str) -> Any:
-    """A number or truth value as JSON has it, or the text itself."""
-    try:
-        return json.loads(text.lower() if text in ("True", "False") else text)
-    except json.JSONDecodeError:
-        return text
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

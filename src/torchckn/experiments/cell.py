@@ -29,17 +29,17 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
 from .. import runs
-from ..building import Images, build_network, load_images, training_arguments
+from ..building import Images, build_network, load_images
 from ..data import Part
 from ..errors import CKNError, DataError, NumericalError
-from ..fit import evaluate, fit_filters, fit_head, train
+from ..fit import TrainResult, evaluate, fit_filters, fit_head, train
 from ..network import CKN, Classifier
 from ..settings import Settings
 from ..storage import write_atomically
 from .gradient import gradient_errors
-from .results import LATER, essence, is_finished, read_results, result_file
+from .results import identity, is_finished, read_results, result_file, start_settings
 from .spec import Cell
-from .variants import with_newton_iterations, with_slip
+from .variants import method_class, preprocessing
 
 #: Settings that do not change which step size is taken.
 _UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
@@ -49,17 +49,15 @@ _TRIAL_IMAGES = 10_000
 
 def run_cell(cell: Cell, folder: Path) -> None:
     """Measure a cell and write what came out; nothing is done if it is there already."""
-    work = folder / "work" / cell.scale / f"{cell.name}-{_digest(essence(cell.settings, cell.extras, cell.measure))}"
+    work = folder / "work" / cell.scale / f"{cell.name}-{_digest(identity(cell.settings, cell.extras, cell.measure))}"
     work.mkdir(parents=True, exist_ok=True)
     clock = time.perf_counter()
     with FileLock(work.parent / f".{work.name}.lock"):
         if not is_finished(folder, cell):
             content = _copied(cell, folder)
             if content is None:
-                slip, iterations = cell.extras.get("slip"), cell.extras.get("newton_iterations", 20)
-                with with_slip(slip), with_newton_iterations(iterations):
-                    bench = _Bench(cell, work, folder, load_images(cell.settings))
-                    measured, history = _MEASURES[cell.measure](bench)
+                bench = _Bench(cell, work, folder, _images(cell))
+                measured, history = _MEASURES[cell.measure](bench)
                 seconds = round(time.perf_counter() - clock, 1)
                 content = {"measured": measured, "history": history, "seconds": seconds, "environment": runs.environment()}
             own = {
@@ -68,11 +66,16 @@ def run_cell(cell: Cell, folder: Path) -> None:
                 "measure": cell.measure,
                 "variables": cell.variables,
                 "seed": cell.seed,
-                "settings": cell.settings.model_dump(exclude_none=True),
+                "settings": cell.settings.to_flat(),
                 "extras": cell.extras,
             }
             write_atomically(result_file(folder, cell), (json.dumps(own | content, indent=1) + "\n").encode())
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _images(cell: Cell) -> Images:
+    images = load_images(cell.settings)
+    return images._replace(pixels=preprocessing(images.pixels, cell.extras.get("slip")))
 
 
 def _copied(cell: Cell, folder: Path) -> dict[str, Any] | None:
@@ -97,19 +100,19 @@ def start_file(folder: Path, cell: Cell) -> Path:
     are compared from one and the same.
     """
     slip = cell.extras.get("slip")
-    begins = cell.settings.model_dump(exclude={*LATER, "inverse_sqrt"}) | {"head": cell.measure != "gradient"}
-    key = _digest(begins | {"slip": slip if slip == "half-whitening" else None})
+    settings = {name: value for name, value in start_settings(cell.settings).items() if name != "inverse_sqrt"}
+    key = _digest(settings | {"head": cell.measure != "gradient", "slip": slip if slip == "half-whitening" else None})
     return folder / "work" / "starts" / f"{key}.safetensors"
 
 
 def trials_file(folder: Path, cell: Cell) -> Path:
     """Accuracies of the step sizes: the same for cells that differ in their seed or their number of steps alone."""
-    given = essence(cell.settings, cell.extras, cell.measure)
+    given = identity(cell.settings, cell.extras, cell.measure)
     return folder / "work" / "trials" / f"{_digest({k: v for k, v in given.items() if k not in _UNTRIED})}.json"
 
 
 def _is_to_be_tuned(cell: Cell) -> bool:
-    return cell.measure == "train" and cell.settings.lr is None and "lrs" in cell.extras
+    return cell.measure == "train" and cell.settings.training.lr is None and "lrs" in cell.extras
 
 
 def _digest(what: dict[str, Any]) -> str:
@@ -134,10 +137,10 @@ class _Bench:
         if seed == self.cell.seed:
             return self
         cell = replace(self.cell, seed=seed)
-        return replace(self, cell=cell, images=load_images(cell.settings))
+        return replace(self, cell=cell, images=_images(cell))
 
     def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.settings.seed)
+        return torch.Generator().manual_seed(self.settings.training.seed)
 
     def started(self) -> tuple[Classifier, dict[str, Any]]:
         """The network before its first step, filters and classifier fitted, and what is known of that."""
@@ -158,17 +161,23 @@ class _Bench:
         clock, known = time.perf_counter(), {}
         if not isinstance(net, CKN):
             return {"start_seconds": 0.0}  # a ConvNet begins as random as it is
-        fit_filters(net, self.images.train, self.settings.patches, generator=self.generator())
+        fit_filters(net, self.images.train, self.settings.training.patches, generator=self.generator())
         if self.cell.measure != "gradient":
-            found = fit_head(net, self.images.train, self.images.valid, loss=self.settings.loss)
+            found = fit_head(net, self.images.train, self.images.valid, loss=self.settings.training.loss)
             known = {"start_valid_accuracy": found.accuracy, "start_lam": found.lam}
         return known | {"start_seconds": round(time.perf_counter() - clock, 2)}
 
-    def trained(self, net: Classifier, run_dir: Path | None, **others: Any) -> Any:
-        arguments = training_arguments(self.settings) | others
-        images, resume = self.images, run_dir is not None
+    def trained(self, net: Classifier, run_dir: Path | None, **overrides: Any) -> TrainResult:
         return train(
-            net, images.train, images.valid, generator=self.generator(), run_dir=run_dir, resume=resume, **arguments
+            net,
+            self.images.train,
+            self.images.valid,
+            self.settings.training,
+            generator=self.generator(),
+            run_dir=run_dir,
+            resume=run_dir is not None,
+            method_class=method_class(self.cell.extras.get("slip")),
+            **overrides,
         )
 
     def tested(self, net: Classifier) -> float:
@@ -181,7 +190,7 @@ def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any
     """Train, on the best of the step sizes if there are several; then read the test set, once."""
     lr, trials = _tuned(bench)
     net, known = bench.started()
-    result = bench.trained(net, bench.work / "run", lr=lr, final_head=bench.cell.extras.get("final_head", True))
+    result = bench.trained(net, bench.work / "run", lr=lr)
     kept = [record for record in result.history if "valid_accuracy" in record]
     history = [{key: _short(value) for key, value in record.items()} for record in kept]
     measured = known | {
@@ -198,7 +207,7 @@ def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any
 def _tuned(bench: _Bench) -> tuple[Any, dict[str, float]]:
     """The step size whose short trial, with the first seed, has the best validation accuracy; and the accuracies of all."""
     if not _is_to_be_tuned(bench.cell):
-        return bench.settings.lr, {}
+        return bench.settings.training.lr, {}
     file = trials_file(bench.folder, bench.cell)
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
@@ -222,7 +231,7 @@ def _try(bench: _Bench, file: Path) -> Path:
             net, _ = bench.started()
             try:
                 bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
-                found = fit_head(net, some, bench.images.valid, loss=bench.settings.loss).accuracy
+                found = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss).accuracy
                 trials[lr] = 0.0 if found is None else found
             except NumericalError:
                 trials[lr] = 0.0

@@ -117,7 +117,7 @@ def _newton_many(results: Results) -> tuple[str, int, Verdict] | None:
 
 
 def _newton_minus_svd(results: Results, filters: int) -> list[float]:
-    newton, svd = (results.of("inverse-root", filters=filters, inverse_sqrt=method) for method in ("newton", "svd"))
+    newton, svd = (results.of("inverse-root", filters=filters, inverse_sqrt=method) for method in ("newton:50", "svd"))
     return _differences(results, newton, svd, "valid_accuracy")
 
 

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 TITLES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C", "ckn": "CKN", "convnet": "ConvNet"}
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 FLAGS = {"options.bias": "biases", "bandwidths": "trained bandwidths"}
-LINES = {"ulr": "ULR", "sgo": "SGO", "sgd": "SGD", "eigh": "closed form", "newton": "Newton", "svd": "SVD"}
+LINES = {
+    "ulr": "ULR",
+    "sgo": "SGO",
+    "sgd": "SGD",
+    "eigh": "closed form",
+    "newton": "Newton",
+    "newton:50": "Newton",
+    "svd": "SVD",
+}
 
 
 def figure_names(experiment: Experiment) -> list[str]:

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..choices import ScaleName
 from ..storage import write_atomically
 from .claims import RULES, judge
 from .figures import draw, figure_names, grouped, in_order, say, say_method
 from .results import Result, Results, read_results
-from .spec import Experiment, ScaleName, preset
+from .spec import Experiment, preset
 
 
 def write_page(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> Path:

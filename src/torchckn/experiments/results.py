@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..settings import Settings
+from ..fit.config import TrainConfig
+from ..settings import Settings, settings_from
 from .spec import Cell
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of one cell."""
+    """The result of one cell."""
 
     experiment: str
     measure: str
@@ -42,11 +43,11 @@ class Result:
 
     def is_of(self, cell: Cell) -> bool:
         """Whether this is what the cell would measure, as its experiment has it now."""
-        theirs = essence(Settings(**self.settings), self.extras, self.measure)
-        return self.measure == cell.measure and theirs == essence(cell.settings, cell.extras, cell.measure)
+        own = identity(settings_from(self.settings, self.experiment), self.extras, self.measure)
+        return self.measure == cell.measure and own == identity(cell.settings, cell.extras, cell.measure)
 
     def seconds_at(self, record: dict[str, Any]) -> float:
-        """From nothing to this record: what the network was before its first step took time as well."""
+        """Total time up to this record, including the unsupervised filters and the first classifier."""
         return float(record["seconds"]) + float(self.measured.get("start_seconds", 0))
 
     @property
@@ -54,31 +55,28 @@ class Result:
         return float(self.history[-1]["seconds"]) if self.history else 0.0
 
 
-#: Settings of training, which do not change what a network is before its first step.
-LATER = {
-    *("method", "steps", "batch_size", "lr", "momentum", "tau", "lam", "hessian", "head_update", "bandwidths", "rollback"),
-    *("evaluate_every", "checkpoint_every", "device"),
-}
+def start_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that decide what a network is before its first training step."""
+    later = TrainConfig.option_names(shapes_start=False) | {"device"}
+    return {name: value for name, value in settings.to_flat().items() if name not in later}
 
 
-def essence(settings: Settings, extras: dict[str, Any], measure: str) -> dict[str, Any]:
-    """What a result depends on, whatever it is called."""
-    trains = measure == "train"
-    unused = {"budget"} if trains else {"budget", "final_head"}
-    if settings.lr is not None or not trains:
+def identity(settings: Settings, extras: dict[str, Any], measure: str) -> dict[str, Any]:
+    """What a result depends on, whatever it is called: two cells of the same identity give the same result."""
+    unused = {"budget"}
+    if settings.training.lr is not None or measure != "train":
         unused |= {"lrs", "trial_steps"}
-    if settings.inverse_sqrt != "newton":
-        unused.add("newton_iterations")
     plain = {key: value for key, value in extras.items() if key not in unused and value != "none"}
-    if not trains:
-        return settings.model_dump(exclude=LATER) | {"extras": plain}
-    given = settings.model_dump(exclude={"device", "checkpoint_every"})
-    return given | {"method": settings.training_method, "extras": plain}
+    if measure != "train":
+        return start_settings(settings) | {"extras": plain}
+    free = TrainConfig.option_names(bookkeeping=True) | {"device"}
+    flat = {name: value for name, value in settings.to_flat().items() if name not in free}
+    return flat | {"method": settings.method, "extras": plain}
 
 
 @dataclass(frozen=True)
 class Results:
-    """All that came out, to ask questions of."""
+    """All results, with ways to select them."""
 
     all: Sequence[Result]
 

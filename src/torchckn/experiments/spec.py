@@ -14,25 +14,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ..choices import FigureKind, Measure, ScaleName
+from ..config import Config
 from ..errors import ConfigError, unknown_name
 from ..settings import Settings, read_settings, settings_from
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Config)
 SCALES: tuple[ScaleName, ...] = ("cpu", "paper")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Rule(_Strict):
+class Rule(Config):
     """Settings for the cells whose variables match."""
 
-    match: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    match: dict[str, Any] = Field({})
+    settings: dict[str, Any] = Field({})
     """of :class:`torchckn.settings.Settings`, or of the measure"""
     seeds: int | None = Field(None, ge=1)
     skip: bool = False
@@ -41,28 +38,28 @@ class Rule(_Strict):
         return all(_equal_or_among(variables.get(name), wanted) for name, wanted in self.match.items())
 
 
-class Scale(_Strict):
+class Scale(Config):
     """How much of an experiment is run, and on what."""
 
     preset: str | None = None
-    grid: dict[str, list[Any]] = {}
+    grid: dict[str, list[Any]] = Field({})
     seeds: int = Field(1, ge=1)
-    rules: list[Rule] = []
+    rules: list[Rule] = Field([])
 
 
-class Figure(_Strict):
+class Figure(Config):
     """How an experiment is drawn: see :mod:`torchckn.experiments.figures`."""
 
     kind: FigureKind
-    beside: dict[str, Any] = {}
+    beside: dict[str, Any] = Field({})
     """results of another experiment that are drawn as well: its name, and what their variables must be"""
-    panels: list[str] = []
+    panels: list[str] = Field([])
     """variables that tell the panels of a figure apart"""
-    lines: list[str] = []
+    lines: list[str] = Field([])
     """variables that tell the lines of a panel apart"""
 
 
-class Experiment(_Strict):
+class Experiment(Config):
     """One table or figure of the paper, or a question beyond it."""
 
     name: str = Field(pattern=r"^[\w-]+$")
@@ -71,8 +68,8 @@ class Experiment(_Strict):
     """where the paper has it"""
     about: str
     measure: Measure = "train"
-    grid: dict[str, list[Any]] = {}
-    rules: list[Rule] = []
+    grid: dict[str, list[Any]] = Field({})
+    rules: list[Rule] = Field([])
     figure: Figure
     scale: dict[ScaleName, Scale] = Field(min_length=1)
 
@@ -112,7 +109,7 @@ class Experiment(_Strict):
             fitting = [rule for rule in rules if rule.fits({"kind": "ckn"} | variables)]
             if any(rule.skip for rule in fitting):
                 continue
-            given: dict[str, Any] = {}
+            given: dict[str, Any] = Field({})
             for rule in fitting:
                 given |= rule.settings
             own = [rule.seeds for rule in fitting if rule.seeds is not None]
@@ -154,14 +151,14 @@ class Cell:
     def settings(self) -> Settings:
         for name in self.variables:
             _require_known(name, self.experiment)
-        known = {key: value for key, value in self._all.items() if key in Settings.model_fields}
+        known = {key: value for key, value in self._all.items() if key in Settings.all_options()}
         options = known.get("options", {}) | {k[8:]: v for k, v in self._all.items() if k.startswith("options.")}
         return settings_from(known | {"options": options, "seed": self.seed}, self.name)
 
     @property
     def extras(self) -> dict[str, Any]:
         """What is not a setting of training: parameters of the measure."""
-        known = Settings.model_fields
+        known = Settings.all_options()
         return {key: value for key, value in self._all.items() if key not in known and not key.startswith("options.")}
 
     @property
@@ -189,7 +186,7 @@ def experiment(name: str) -> Experiment:
     return known[name]
 
 
-class Preset(_Strict):
+class Preset(Config):
     """Rules that several experiments have in common."""
 
     about: str
@@ -205,12 +202,13 @@ def preset(name: str) -> Preset:
 
 
 #: what a cell may be given beside settings of training
-_OF_MEASURES = ("lrs", "trial_steps", "final_head", "gradient", "slip", "newton_iterations", "budget")
+_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget")
 
 
 def _require_known(name: str, source: str) -> None:
-    if name not in Settings.model_fields and name not in _OF_MEASURES and not name.startswith("options."):
-        raise unknown_name(f"setting of {source}", name, [*Settings.model_fields, *_OF_MEASURES])
+    known = [*Settings.all_options(), *_OF_MEASURES]
+    if name not in known and not name.startswith("options."):
+        raise unknown_name(f"setting of {source}", name, known)
 
 
 def _here() -> Any:
@@ -220,11 +218,8 @@ def _here() -> Any:
 def _validated(model: type[Model], source: str, values: dict[str, Any]) -> Model:
     try:
         return model(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(": ".join(filter(None, (source, where, message[0].lower() + message[1:])))) from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def _equal_or_among(value: Any, wanted: Any) -> bool:

@@ -1,60 +1,57 @@
-"""What the library does not do, and experiments must: slips to measure, another number of Newton iterations.
+"""Slips of the paper, or of the code released with it, as arguments of what the library does: their effect is measured.
 
-A slip of the paper, or of the code released with it, is one function put in the place of the right one, while a cell runs in a
-process of its own.
+A slip is either a training step of its own, a subclass of the right one, or another preprocessing.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-from unittest import mock
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
+from ..data import Preprocessing
 from ..errors import unknown_name
-from ..fit import methods, ulr
-from ..nn import functional, whitening
-from ..nn.invsqrt import inverse_sqrt
+from ..fit.methods import SGO, ULR, Method, accuracy_of
+from ..fit.ulr import Reduced, diagonal_step, reduced_objective
 
 
-def _opposite_diagonal(batch: ulr._Batch, tau: float) -> Tensor:
-    """The step of the diagonal model with its sign reversed."""
-    return -ulr._diagonal(batch, tau)
+class OppositeDiagonal(ULR):
+    """Ultimate layer reversal with the diagonal Hessian, its step with the sign reversed."""
+
+    def _reduce(self, scaled: Tensor, labels: Tensor) -> Reduced:
+        o, total = self.options, self.net.scaling.total
+        return reduced_objective(
+            scaled,
+            labels,
+            self.net.head,
+            self.lam,
+            o.tau,
+            o.loss,
+            "diag",
+            total=total,
+            solver=lambda batch, tau: -diagonal_step(batch, tau),
+        )
 
 
-def _without_penalty(self: methods.SGO, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
-    """The loss alone, where ultimate layer reversal has loss and penalty."""
-    scores = self.net.head(self.net.scaling(features))
-    return self._loss(scores, labels), methods._accuracy(scores, labels)
+class SGOWithoutPenalty(SGO):
+    """Gradient steps on the loss alone, where ultimate layer reversal has loss and L2 penalty."""
+
+    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+        scores = self.net.head(self.net.scaling(features))
+        return self._loss(scores, labels), accuracy_of(scores, labels)
 
 
-def _fourth_root(covariance: Tensor, method: Any) -> Tensor:
-    """C^(-1/4) instead of C^(-1/2): patches that are whitened half-way."""
-    values, vectors = torch.linalg.eigh(covariance)
-    return (vectors * values.pow(-0.25)[..., None, :]) @ vectors.mT
+_METHODS: dict[str, type[Method]] = {"diagonal-sign": OppositeDiagonal, "sgo-without-penalty": SGOWithoutPenalty}
+SLIPS = ("none", *_METHODS, "half-whitening")
 
 
-_SLIPS: dict[str, Callable[[], Any]] = {
-    "none": lambda: mock.patch.dict({}),
-    "diagonal-sign": lambda: mock.patch.dict(ulr._SOLVERS, {"diag": _opposite_diagonal}),
-    "sgo-without-penalty": lambda: mock.patch.object(methods.SGO, "_objective", _without_penalty),
-    "half-whitening": lambda: mock.patch.object(whitening, "inverse_sqrt", _fourth_root),
-}
+def method_class(slip: str | None) -> type[Method] | None:
+    """The training step that makes this slip; None: the right one."""
+    if slip is not None and slip not in SLIPS:
+        raise unknown_name("slip", slip, SLIPS)
+    return _METHODS.get(slip or "none")
 
 
-def with_newton_iterations(count: int) -> Any:
-    """Within this context layers with ``inverse_sqrt="newton"`` make this many iterations."""
-    return mock.patch.object(functional, "inverse_sqrt", functools.partial(inverse_sqrt, iters=count))
-
-
-@contextmanager
-def with_slip(name: str | None) -> Iterator[None]:
-    """Within this context the library makes this slip."""
-    if name is not None and name not in _SLIPS:
-        raise unknown_name("slip", name, _SLIPS)
-    with _SLIPS[name or "none"]():
-        yield
+def preprocessing(pixels: Preprocessing, slip: str | None) -> Preprocessing:
+    """Preprocessing that makes this slip: C^(-1/4) instead of C^(-1/2), so that patches are whitened half-way."""
+    return replace(pixels, whiten_root=4) if slip == "half-whitening" else pixels

@@ -1,26 +1,9 @@
-"""Training. Without labels: kmeans, filters, features, classifier, head; with labels: ulr, chunks, sphere, stepsize, methods,
-order, loop, trainer. That is also the reading order."""
+"""Training. The reading order: unsupervised, ``kmeans``, ``filters``, ``features``, ``classifier``, ``head``; supervised,
+``ulr``, ``chunks``, ``sphere``, ``schedules``, ``methods``, ``batches``, ``config``, ``callbacks``, ``loop``, ``trainer``.
 
-from .classifier import HeadFit
-from .features import Evaluation, evaluate, extract_features
-from .filters import fit_filters
-from .head import fit_head
-from .kmeans import spherical_kmeans
-from .loop import TrainResult
-from .sphere import SphereSGD
-from .trainer import train
-from .ulr import reduced_objective
+The public names are in ``__init__.pyi``, imported when they are first used: ``config`` and ``schedules`` need no torch.
+"""
 
-__all__ = [
-    "Evaluation",
-    "HeadFit",
-    "SphereSGD",
-    "TrainResult",
-    "evaluate",
-    "extract_features",
-    "fit_filters",
-    "fit_head",
-    "reduced_objective",
-    "spherical_kmeans",
-    "train",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -30,7 +30,7 @@ class TrainingBatches:
         self.epoch, self.position = 0, 0
         self.order = torch.empty(0, dtype=torch.long)
         self._stream: Iterator[tuple[Tensor, Tensor | None]] = iter(())
-        self.steps_an_epoch = 1
+        self.steps_per_epoch = 1
         if self.streams:
             return
         if not isinstance(data, Dataset):
@@ -41,7 +41,7 @@ class TrainingBatches:
                 f"batch_size is {batch_size}, but there are {count} training images; use batch_size={count} or smaller"
             )
         self.count = count
-        self.steps_an_epoch = count // batch_size
+        self.steps_per_epoch = count // batch_size
 
     @property
     def at_end_of_epoch(self) -> bool:
@@ -88,7 +88,7 @@ class TrainingBatches:
         batch = next(self._stream, None)
         if batch is None:
             if self.position:
-                self.epoch, self.steps_an_epoch = self.epoch + 1, self.position
+                self.epoch, self.steps_per_epoch = self.epoch + 1, self.position
             self._stream, self.position = iter(batches(self.data, self.batch_size, labels=True)), 0
             batch = next(self._stream, None)
             if batch is None:

@@ -13,7 +13,6 @@ Paper: section 4.3, Algorithm 3. Read first: :mod:`torchckn.fit.ulr`. Read next:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,28 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from ..choices import Chunk, HeadUpdate, Hessian, Loss
-from ..errors import ConfigError, NumericalError
+from ..errors import ConfigError, NotFittedError, NumericalError
 from ..network import Classifier
 from .chunks import batch_features, batch_gradient
+from .config import MethodOptions as MethodOptions
 from .features import check_labels
 from .sphere import SphereSGD, project_to_ball
-from .ulr import reduced_objective, step_head
-
-
-@dataclass(frozen=True)
-class MethodOptions:
-    """What a step depends on, besides the images."""
-
-    lam: float
-    loss: Loss = "multinomial"
-    tau: float = 2**-5
-    hessian: Hessian = "auto"
-    head_update: HeadUpdate = "exact"
-    momentum: float = 0.0
-    normalize: bool | None = None
-    radius: float | None = None
-    chunk: Chunk = "auto"
+from .ulr import Reduced, reduced_objective, step_head
 
 
 class StepResult(NamedTuple):
@@ -57,18 +41,23 @@ class Method:
 
     def __init__(self, net: Classifier, options: MethodOptions) -> None:
         self.net, self.options = net, options
+        if options.lam is None and not net.lam >= 0:
+            raise NotFittedError("no L2 penalty: pass lam=..., or fit the classifier first (torchckn.fit_head)")
+        #: L2 penalty of the classifier: the one that is given, or the one that it was fitted with
+        self.lam = float(net.lam) if options.lam is None else options.lam
+        self.momentum = options.momentum or 0.0
         self.optimizers: list[Optimizer] = self._optimizers()
 
     def _optimizers(self) -> list[Optimizer]:
         """Of the features: filters on their spheres in a kernel network, all parameters but the head's in any other."""
-        options, net = self.options, self.net
+        net = self.net
         groups = net.parameter_groups()
         if not groups:
             raise ConfigError("there is nothing to train: every layer is fixed; look at trainable=... and requires_grad")
         if net.on_spheres:
-            normalize = isinstance(self, ULR) if options.normalize is None else options.normalize
-            return [SphereSGD(groups, lr=0.0, normalize=normalize, momentum=options.momentum)]
-        return [SGD(groups, lr=0.0, momentum=options.momentum)]
+            normalize = isinstance(self, ULR) if self.options.normalize is None else self.options.normalize
+            return [SphereSGD(groups, lr=0.0, normalize=normalize, momentum=self.momentum)]
+        return [SGD(groups, lr=0.0, momentum=self.momentum)]
 
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
         """One step on a batch; an error, and nothing changed, if its objective is not finite."""
@@ -96,8 +85,8 @@ class Method:
     def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
         """Loss and penalty of the current classifier on raw features, and its accuracy."""
         scores = self.net.head(self.net.scaling(features))
-        value = self._loss(scores, labels) + self.options.lam * self.net.head.weight.square().sum()
-        return value, _accuracy(scores, labels)
+        value = self._loss(scores, labels) + self.lam * self.net.head.weight.square().sum()
+        return value, accuracy_of(scores, labels)
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         if self.options.loss == "multinomial":
@@ -106,7 +95,7 @@ class Method:
 
     @torch.no_grad()
     def loss(self, images: Tensor, labels: Tensor) -> float:
-        """The objective of the current filters and classifier on a batch, by which step sizes are judged."""
+        """The objective of the current filters and classifier on a batch, by which learning rates are compared."""
         self.net.train()
         features = batch_features(self.net, images, self.options.chunk)
         labels = check_labels(labels, self.net.head.out_features).to(features.device)
@@ -114,7 +103,7 @@ class Method:
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'."""
-        tensors = {f"net.{name}": tensor for name, tensor in self.net.state_dict().items()}
+        tensors = net_state(self.net)
         for i, optimizer in enumerate(self.optimizers):
             for j, entries in optimizer.state_dict()["state"].items():
                 for key, value in entries.items():
@@ -145,7 +134,7 @@ class ULR(Method):
             scaled = net.scaling(features)
             value, eta = self._reduce(scaled, labels)
             with torch.no_grad():
-                return value, (eta, _accuracy(net.head(scaled), labels))
+                return value, (eta, accuracy_of(net.head(scaled), labels))
 
         value, (self._eta, accuracy) = batch_gradient(net, images, objective, options.chunk)
         return value, accuracy
@@ -158,16 +147,16 @@ class ULR(Method):
                 self._eta = self._reduce(self.net.scaling(features), labels)[1]
         step_head(self.net.head, self._eta)
 
-    def _reduce(self, scaled: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _reduce(self, scaled: Tensor, labels: Tensor) -> Reduced:
         o, total = self.options, self.net.scaling.total
-        return reduced_objective(scaled, labels, self.net.head, o.lam, o.tau, o.loss, o.hessian, total=total)
+        return reduced_objective(scaled, labels, self.net.head, self.lam, o.tau, o.loss, o.hessian, total=total)
 
 
 class SGO(Method):
     """Gradient steps on filters and classifier together, on the penalised objective."""
 
     def _optimizers(self) -> list[Optimizer]:
-        return [*super()._optimizers(), SGD(self.net.head.parameters(), lr=0.0, momentum=self.options.momentum)]
+        return [*super()._optimizers(), SGD(self.net.head.parameters(), lr=0.0, momentum=self.momentum)]
 
     def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         def objective(features: Tensor) -> tuple[Tensor, float]:
@@ -185,18 +174,20 @@ class SGOBall(SGO):
         norm = float(torch.linalg.vector_norm(net.head.weight.detach()))
         self.radius = norm if options.radius is None else options.radius
         if not self.radius > 0:
-            raise ConfigError(f"radius expected a number > 0, got {self.radius!r}")
+            raise ConfigError(
+                "radius: the classifier it starts from is zero, so its norm cannot be the radius; pass radius=..."
+            )
 
     def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
         scores = self.net.head(self.net.scaling(features))
-        return self._loss(scores, labels), _accuracy(scores, labels)
+        return self._loss(scores, labels), accuracy_of(scores, labels)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"radius": torch.tensor(self.radius, dtype=torch.float64)}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         super().restore(tensors)
-        self.radius = float(tensors["radius"])
+        self.radius = float(tensors.get("radius", self.radius))  # without steps there was none
 
     @torch.no_grad()
     def _follow(self, images: Tensor, labels: Tensor) -> None:
@@ -208,8 +199,14 @@ class ConvNetSGD(SGO):
     """SGD with momentum on every parameter, penalty on the classifier."""
 
 
+def net_state(net: Classifier) -> dict[str, Tensor]:
+    """A network's tensors, as :meth:`Method.state` names them."""
+    return {f"net.{name}": tensor.detach().clone() for name, tensor in net.state_dict().items()}
+
+
 METHODS: dict[str, type[Method]] = {"ulr": ULR, "sgo": SGO, "sgo-ball": SGOBall, "sgd": ConvNetSGD}
 
 
-def _accuracy(scores: Tensor, labels: Tensor) -> float:
+def accuracy_of(scores: Tensor, labels: Tensor) -> float:
+    """The share of images whose highest score is that of their class."""
     return float((scores.detach().argmax(1) == labels).double().mean())

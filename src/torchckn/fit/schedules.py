@@ -1,8 +1,10 @@
-"""How large the next step is: the paper's search, fixed, in stages, or falling to zero.
+"""Learning rates: the paper's search, constant, in stages, decaying, or any function of the step.
 
 Paper: section 5.1: "chosen initially from the values 2^i by training for five iterations with each step size and choosing the
 step size yielding the lowest training loss on a separate mini-batch. The same method is used to update the step size every 100
-iterations", among 2^-3 to 2^3 times the current one. Read next: :mod:`torchckn.fit.trainer`.
+iterations", among 2^-3 to 2^3 times the current one. Read next: :mod:`torchckn.fit.methods`.
+
+Nothing here needs torch: options are checked before anything is loaded.
 """
 
 from __future__ import annotations
@@ -14,24 +16,24 @@ from typing import Any
 
 from ..errors import ConfigError, unknown_name
 
-#: trains a few iterations with a step size, tells the loss on a separate batch, and undoes it all
+#: trains a few steps with a learning rate, returns the loss on a separate batch, and undoes it all
 Trial = Callable[[float], float]
 
 
-class StepSize:
-    """What a step-size rule is: a function of the step, of the step size before it, and of trials."""
+class Schedule:
+    """A learning rate as a function of the step, of the learning rate before it, and of trials."""
 
-    #: iterations of a trial
+    #: training steps in a trial
     tries: int = 5
 
     def choose(self, step: int, steps: int, current: float | None, trial: Trial) -> float:
-        """The step size of step number ``step`` (from 0) of ``steps``."""
+        """The learning rate of step number ``step`` (from 0) of ``steps``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Fixed(StepSize):
-    """The same step size throughout."""
+class Constant(Schedule):
+    """The same learning rate throughout."""
 
     lr: float
 
@@ -40,7 +42,7 @@ class Fixed(StepSize):
 
 
 @dataclass(frozen=True)
-class Falling(StepSize):
+class Cosine(Schedule):
     """From ``lr`` down to zero along half a cosine."""
 
     lr: float
@@ -50,8 +52,8 @@ class Falling(StepSize):
 
 
 @dataclass(frozen=True)
-class RootOfSteps(StepSize):
-    """c / sqrt(T) for T steps in all: the step size of proposition "sgo_constrained"."""
+class RootOfSteps(Schedule):
+    """c / sqrt(T) for T steps in all: the learning rate of proposition "sgo_constrained"."""
 
     c: float
 
@@ -60,8 +62,8 @@ class RootOfSteps(StepSize):
 
 
 @dataclass(frozen=True)
-class Stages(StepSize):
-    """Step sizes one after the other, each for ``length`` steps; the last one for the rest."""
+class Stages(Schedule):
+    """One learning rate after the other, ``length`` steps each; the last one stays."""
 
     lrs: tuple[float, ...]
     length: int = 2000
@@ -71,16 +73,29 @@ class Stages(StepSize):
 
 
 @dataclass(frozen=True)
-class Search(StepSize):
-    """The paper's search: a few iterations with each candidate, judged on a separate mini-batch."""
+class Function(Schedule):
+    """Any function of the step, which counts from 0."""
+
+    function: Callable[[int], float]
+
+    def choose(self, step: int, steps: int, current: float | None, trial: Trial) -> float:
+        lr = float(self.function(step))
+        if not 0 <= lr < math.inf:
+            raise ConfigError(f"lr: expected a function that gives numbers >= 0, got {lr!r} for step {step}")
+        return lr
+
+
+@dataclass(frozen=True)
+class Search(Schedule):
+    """The paper's search: a few training steps with each candidate, judged on a separate mini-batch."""
 
     first: tuple[float, ...] = tuple(2.0**i for i in range(-6, 3))
     """candidates at the start; the paper has 2^-6..2^2 for CKNs and 2^-10..2^2 for ConvNets"""
     factors: tuple[float, ...] = tuple(2.0**i for i in range(-3, 4))
-    """candidates later, times the current step size"""
+    """candidates later, times the current learning rate"""
     every: int = 100
     tries: int = 5
-    """iterations with each candidate"""
+    """training steps with each candidate"""
 
     def choose(self, step: int, steps: int, current: float | None, trial: Trial) -> float:
         if current is None:
@@ -93,20 +108,20 @@ class Search(StepSize):
         finite = {lr: loss for lr, loss in losses.items() if math.isfinite(loss)}
         if not finite:
             raise ConfigError(
-                f"no step size of {sorted(losses)} gives a finite loss; try smaller ones: lr=Search(first=...)"
+                f"no learning rate of {sorted(losses)} gives a finite loss; try smaller ones: lr=Search(first=...)"
             )
         return min(finite, key=lambda lr: finite[lr])
 
 
-_NAMED: dict[str, Callable[[float], StepSize]] = {"fixed": Fixed, "falling": Falling, "root": RootOfSteps}
+_NAMED: dict[str, Callable[[float], Schedule]] = {"constant": Constant, "cosine": Cosine, "root": RootOfSteps}
 
 
-def step_size(lr: Any, *, convnet: bool = False) -> StepSize:
-    """A rule from what a user writes: a number, a list of stages, ``"search"``, ``"cosine:0.03"``, or a rule itself."""
-    if isinstance(lr, StepSize):
+def schedule(lr: Any, *, convnet: bool = False) -> Schedule:
+    """A schedule from what a user writes: a number, a list of stages, ``"search"``, ``"cosine:0.03"``, a function, a schedule."""
+    if isinstance(lr, Schedule):
         return lr
     if isinstance(lr, (int, float)) and not isinstance(lr, bool):
-        return Fixed(_positive(lr))
+        return Constant(_positive(lr))
     if isinstance(lr, (list, tuple)) and lr and all(isinstance(value, (int, float)) for value in lr):
         return Stages(tuple(_positive(value) for value in lr))
     if isinstance(lr, str):
@@ -117,13 +132,30 @@ def step_size(lr: Any, *, convnet: bool = False) -> StepSize:
             try:
                 return _NAMED[name](_positive(float(number)))
             except ValueError:
-                raise ConfigError(f"lr={lr!r}: expected a positive number after {name}:, such as {name}:0.03") from None
-        known = ["search", *(f"{name}:NUMBER" for name in _NAMED)]
-        raise unknown_name("step size", lr, known, "Or pass a number, or a list of numbers for stages.")
-    raise ConfigError(f"lr expected a positive number, a list of them, or a rule such as 'search', got {lr!r}")
+                raise ConfigError(f"lr: expected a positive number after {name}:, such as {name}:0.03, got {lr!r}") from None
+        names = ["search", *(f"{name}:NUMBER" for name in _NAMED)]
+        raise unknown_name("learning rate", lr, names, "Or pass a number, a list of numbers for stages, or a function.")
+    if callable(lr):
+        return Function(lr)
+    raise ConfigError(
+        f"lr: expected a positive number, a list of them, a name such as 'search', or a function of the step, got {lr!r}"
+    )
+
+
+def describe(lr: Any) -> Any:
+    """A learning rate as a configuration file has it: numbers and names as they are, others by a text that is always the same."""
+    if isinstance(lr, Function):
+        lr = lr.function
+    if lr is None or isinstance(lr, (str, int, float)):
+        return lr
+    if isinstance(lr, (list, tuple)):
+        return list(lr)
+    if isinstance(lr, Schedule):
+        return repr(lr)
+    return f"{getattr(lr, '__module__', '')}.{getattr(lr, '__qualname__', type(lr).__qualname__)}"
 
 
 def _positive(value: float) -> float:
     if not 0 < value < math.inf:
-        raise ConfigError(f"a step size is a positive number, got {value!r}")
+        raise ConfigError(f"lr: expected a positive number, got {value!r}")
     return float(value)

@@ -36,6 +36,10 @@ from .features import check_labels
 FULL_UP_TO = 1000
 
 
+#: the step from the head to the minimum of a batch's model, with the weight tau of the proximal term
+Solver = Callable[["Batch", float], Tensor]
+
+
 class Reduced(NamedTuple):
     objective: Tensor
     """the reduced objective, differentiable in the features"""
@@ -53,6 +57,7 @@ def reduced_objective(
     hessian: Hessian = "auto",
     *,
     total: Total = of_this_process,
+    solver: Solver | None = None,
 ) -> Reduced:
     """The objective of a batch after its classifier was minimised away, and the step to that classifier.
 
@@ -65,6 +70,7 @@ def reduced_objective(
             paper, 2^-4 for All-CNN-C). The square loss is minimised exactly and needs none.
         hessian: of the multinomial model: ``"full"`` (Cholesky), ``"diag"`` (its diagonal), ``"cg"`` (conjugate gradients, which
             never form it), or ``"auto"``.
+        solver: another solver of the multinomial model, a function of the batch and tau that gives the step.
         total: for several processes, see :data:`torchckn.network.Total`; the objective is then this process's part of it.
 
     Example:
@@ -77,14 +83,14 @@ def reduced_objective(
     """
     _check(features, targets, head, lam, tau, loss, hessian)
     targets = check_labels(targets, head.out_features)
-    batch = _Batch(features, targets, head, lam, total)
+    batch = Batch(features, targets, head, lam, total)
     if loss == "square":
         eta = _square_minimiser(batch) - batch.classifier
         return Reduced(batch.square_loss(batch.classifier + eta) + batch.penalty(batch.classifier + eta), eta)
     if hessian == "auto":
         hessian = "full" if batch.classifier.numel() <= FULL_UP_TO else "cg"
     with torch.no_grad():
-        eta = _SOLVERS[hessian](batch, tau)
+        eta = (solver or _SOLVERS[hessian])(batch, tau)
     return Reduced(batch.model(eta, diagonal=hessian == "diag") + tau / 2 * eta.square().sum(), eta)
 
 
@@ -108,7 +114,7 @@ def _check(features: Tensor, targets: Tensor, head: nn.Linear, lam: float, tau: 
     check_choice("hessian", hessian, Hessian)
 
 
-class _Batch:
+class Batch:
     """A batch as the solve sees it: gradient, Hessian and its products, each a sum over images that goes through ``total``."""
 
     def __init__(self, features: Tensor, targets: Tensor, head: nn.Linear, lam: float, total: Total) -> None:
@@ -178,7 +184,7 @@ class _Batch:
         return matrix
 
 
-def _full(batch: _Batch, tau: float) -> Tensor:
+def _full(batch: Batch, tau: float) -> Tensor:
     matrix = batch.hessian().to(wide_dtype(batch.x.device))
     matrix.diagonal().add_(tau)
     # Scores do not change their probabilities if the same is added for every class. Where nothing else holds such a shift
@@ -197,12 +203,12 @@ def _full(batch: _Batch, tau: float) -> Tensor:
     return -torch.cholesky_solve(gradient, factor).view_as(batch.classifier).to(batch.x.dtype)
 
 
-def _diagonal(batch: _Batch, tau: float) -> Tensor:
+def diagonal_step(batch: Batch, tau: float) -> Tensor:
     curvature = (batch.diagonal() + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
     return -batch.gradient() / curvature
 
 
-def _conjugate_gradients(batch: _Batch, tau: float) -> Tensor:
+def _conjugate_gradients(batch: Batch, tau: float) -> Tensor:
     """Preconditioned by the diagonal, up to a residual of rounding's size."""
     tolerance = 32 * torch.finfo(batch.x.dtype).eps ** 0.75  # 5e-5 in single precision, 6e-11 in double
     scale = (batch.diagonal() + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
@@ -229,15 +235,15 @@ def _conjugate_gradients(batch: _Batch, tau: float) -> Tensor:
     )
 
 
-_SOLVERS: dict[str, Callable[[_Batch, float], Tensor]] = {
+_SOLVERS: dict[str, Solver] = {
     "full": _full,
-    "diag": _diagonal,
+    "diag": diagonal_step,
     "cg": _conjugate_gradients,
 }
 
 
 @torch.no_grad()
-def _square_minimiser(batch: _Batch) -> Tensor:
+def _square_minimiser(batch: Batch) -> Tensor:
     """The classifier of least penalised squares: (K, d + 1); by a factorisation of the smaller of n and d."""
     wide = wide_dtype(batch.x.device)
     x, y, n = batch.x.to(wide), batch.targets.to(wide), float(batch.images)

@@ -231,6 +231,7 @@ class Whiten(Node):
 
     patch_size: Pair = field(default=(3, 3), kw_only=True)
     eps: float = field(default=1e-3, kw_only=True)
+    root: int = field(default=2, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,7 +242,7 @@ class Whiten(Node):
         return (channels * self.patch_size[0] * self.patch_size[1], *size)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
-        return Whitening(shapes[0][0], self.patch_size, self.eps)
+        return Whitening(shapes[0][0], self.patch_size, self.eps, self.root)
 
     def label(self) -> str:
         return "whitening {}x{}".format(*self.patch_size)

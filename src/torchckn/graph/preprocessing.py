@@ -34,6 +34,8 @@ class Preprocessing:
     whiten: int | None = None
     """side of the whitened patches, 3 in the paper; None: no whitening"""
     whiten_eps: float = 1e-3
+    whiten_root: int = 2
+    """4 whitens half-way, as some code does by mistake"""
 
     @staticmethod
     def fit(images: Tensor, whiten: bool | int = False, whiten_eps: float = 1e-3) -> Preprocessing:
@@ -55,7 +57,9 @@ class Preprocessing:
         """As nodes, to stand before all others in a graph."""
         first: list[Node] = [Standardize("standardize", mean=self.mean, std=self.std)]
         return first + (
-            [Whiten("whiten", patch_size=(self.whiten, self.whiten), eps=self.whiten_eps)] if self.whiten else []
+            [Whiten("whiten", patch_size=(self.whiten, self.whiten), eps=self.whiten_eps, root=self.whiten_root)]
+            if self.whiten
+            else []
         )
 
     def output_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -23,10 +23,11 @@ from .invsqrt import inverse_sqrt, wide_dtype
 from .layers import require_images
 
 
-def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3) -> Tensor:
+def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3, root: int = 2) -> Tensor:
     """Images (N, C, H, W) -> their whitened patches (N, C kh kw, H, W); an all-zero image stays zero.
 
-    Batched, differentiable, and in the dtype of the images; the root is computed in float64.
+    Batched, differentiable, and in the dtype of the images; the root is computed in float64. ``root=4`` whitens half-way, with
+    C^(-1/4), and is not differentiable where eigenvalues are equal.
     """
     if images.ndim != 4 or not images.is_floating_point():
         raise DataError(f"whiten expected real images (N, C, H, W), got {tuple(images.shape)} of {images.dtype}")
@@ -36,13 +37,15 @@ def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3) -> Ten
     around = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
     padded = F.pad(images, around)
     # A few images at a time: patches are nine times as large as pixels, and should not leave the cache.
-    return torch.cat([_whiten(some, patch_size, eps).unflatten(2, (height, width)) for some in padded.split(_AT_A_TIME)])
+    return torch.cat(
+        [_whiten(some, patch_size, eps, root).unflatten(2, (height, width)) for some in padded.split(_AT_A_TIME)]
+    )
 
 
 _AT_A_TIME = 16
 
 
-def _whiten(padded: Tensor, patch_size: Pair, eps: float) -> Tensor:
+def _whiten(padded: Tensor, patch_size: Pair, eps: float, root: int) -> Tensor:
     """The whitened patches (N, s, H W) of padded images.
 
     Both means are linear maps of the patches, so they are taken out of the covariance and out of the root, which are small,
@@ -62,24 +65,35 @@ def _whiten(padded: Tensor, patch_size: Pair, eps: float) -> Tensor:
     spread = covariance.diagonal(dim1=1, dim2=2).sum(1) / rank
     ridge = (eps * spread).clamp(min=torch.finfo(padded.dtype).tiny)
     identity = torch.eye(len(centre), dtype=wide.dtype, device=wide.device)
-    root = inverse_sqrt(covariance + ridge[:, None, None] * identity, "eigh") @ centre
-    return torch.baddbmm((-root @ mean).to(padded.dtype), root.to(padded.dtype), patches)
+    whitener = _inverse_root(covariance + ridge[:, None, None] * identity, root) @ centre
+    return torch.baddbmm((-whitener @ mean).to(padded.dtype), whitener.to(padded.dtype), patches)
+
+
+def _inverse_root(covariance: Tensor, root: int) -> Tensor:
+    """C^(-1/root)"""
+    if root == 2:
+        return inverse_sqrt(covariance, "eigh")
+    values, vectors = torch.linalg.eigh(covariance)
+    return (vectors * values.pow(-1 / root)[..., None, :]) @ vectors.mT
 
 
 class Whitening(nn.Module):
     """:func:`whiten` as a module. (N, C, H, W) -> (N, C kh kw, H, W)"""
 
-    def __init__(self, in_channels: int, patch_size: int | Pair = 3, eps: float = 1e-3) -> None:
+    def __init__(self, in_channels: int, patch_size: int | Pair = 3, eps: float = 1e-3, root: int = 2) -> None:
         super().__init__()
         if not eps > 0:
             raise ConfigError(f"Whitening expected eps > 0 (a patch covariance is singular), got {eps!r}")
         self.in_channels = in_channels
         self.patch_size = pair("patch_size", patch_size)
         self.eps = float(eps)
+        if not isinstance(root, int) or root < 1:
+            raise ConfigError(f"root: expected a whole number of at least 1, got {root!r}; 2 whitens")
+        self.root = root
 
     def forward(self, images: Tensor) -> Tensor:
         require_images("Whitening", images, self.in_channels, images)
-        return whiten(images, self.patch_size, self.eps)
+        return whiten(images, self.patch_size, self.eps, self.root)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, patch_size={self.patch_size}, eps={self.eps:g}"

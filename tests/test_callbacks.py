@@ -1,0 +1,198 @@
+"""Callbacks: what they see, how they stop a training, and that nothing of them is lost in an interruption."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchckn
+from torchckn import Callback, ConfigError, runs
+from torchckn.fit import EarlyStopping, TensorBoard
+
+from .training import StopAfter, StopHereError, digits, network, trained
+
+
+class Notes(Callback):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def on_train_start(self, training: Any) -> None:
+        self.events.append(("start", training.step, training.net.needs_filters))
+
+    def on_step_end(self, training: Any, record: dict[str, Any]) -> None:
+        assert training.history[-1] is record
+        self.events.append(("step", record["step"]))
+
+    def on_validation_end(self, training: Any, record: dict[str, Any]) -> None:
+        self.events.append(("validation", record["step"]))
+
+    def on_steps_end(self, training: Any) -> None:
+        self.events.append(("steps end", training.step))
+
+    def on_train_end(self, training: Any, result: Any) -> None:
+        self.events.append(("end", result.steps))
+
+    def on_exit(self, training: Any) -> None:
+        self.events.append(("exit",))
+
+
+def test_callbacks_are_told_of_everything_in_order() -> None:
+    notes = Notes()
+    trained(steps=3, evaluate_every=2, callbacks=[notes])
+    assert notes.events == [
+        ("start", 0, False),
+        ("validation", 0),
+        ("step", 1),
+        ("validation", 2),
+        ("step", 2),
+        ("validation", 3),
+        ("step", 3),
+        ("steps end", 3),
+        ("end", 3),
+        ("exit",),
+    ]
+
+
+def test_callbacks_can_close_what_is_open_whatever_happens() -> None:
+    notes = Notes()
+    with pytest.raises(StopHereError):
+        trained(steps=3, callbacks=[StopAfter(2), notes])
+    assert notes.events[-1] == ("exit",)
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, training: Any, record: dict[str, Any]) -> None:
+        if record["step"] == self.step:
+            training.stop("that is enough")
+
+
+def test_a_callback_can_ask_to_stop_and_the_classifier_is_refitted(tmp_path: Path) -> None:
+    stopped, result = trained(steps=12, callbacks=[StopAt(5)], run_dir=tmp_path / "run")
+    assert (result.steps, result.stopped) == (5, "that is enough")
+    assert result.head is not None
+    expected, _ = trained(steps=12, callbacks=[StopAt(5)])
+    assert torch.equal(stopped.head.weight, expected.head.weight)
+    again = trained(steps=12, run_dir=tmp_path / "run", resume=True)[1]
+    assert (again.steps, again.stopped) == (5, "that is enough")
+
+
+def test_a_run_that_was_killed_after_it_was_asked_to_stop_does_not_go_on(tmp_path: Path) -> None:
+    class KillAtTheEnd(Callback):
+        def on_steps_end(self, training: Any) -> None:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        trained(steps=12, callbacks=[StopAt(5), KillAtTheEnd()], run_dir=tmp_path / "run")
+    result = trained(steps=12, run_dir=tmp_path / "run", resume=True)[1]
+    assert (result.steps, result.stopped) == (5, "that is enough")
+
+
+class Worse(Callback):
+    """Lets validation accuracy be what a list says."""
+
+    def __init__(self, *accuracies: float) -> None:
+        self.accuracies = accuracies
+
+    def on_validation_end(self, training: Any, record: dict[str, Any]) -> None:
+        record["valid_accuracy"] = self.accuracies[sum("valid_accuracy" in r for r in training.history) - 1]
+
+
+def test_patience_counts_validations_without_a_better_accuracy() -> None:
+    worse = Worse(0.1, 0.5, 0.4, 0.5, 0.6, 0.2, 0.3, 0.6)
+    _, result = trained(steps=10, evaluate_every=1, patience=3, callbacks=[worse])
+    assert result.steps == 7
+    assert result.stopped == "no validation accuracy above the 60.00 % of step 4 in 3 validations"
+    assert trained(steps=7, evaluate_every=1, patience=8, callbacks=[worse])[1].stopped is None
+
+
+def test_keeping_the_best_ends_with_the_weights_of_the_best_validation(tmp_path: Path) -> None:
+    worse = Worse(0.1, 0.5, 0.9, 0.4, 0.3)
+    best, _ = trained(steps=2, lr=2**-4, final_head=False)
+    kept, _ = trained(steps=4, lr=2**-4, evaluate_every=1, keep_best=True, callbacks=[worse], final_head=False)
+    assert torch.equal(kept.layers["conv"].weight, best.layers["conv"].weight)
+    options = {"steps": 4, "lr": 2**-4, "evaluate_every": 1, "keep_best": True, "final_head": False, "checkpoint_every": 1}
+    with pytest.raises(StopHereError):
+        trained(callbacks=[worse, StopAfter(3)], run_dir=tmp_path / "run", **options)
+    resumed, _ = trained(callbacks=[worse, StopAfter(9)], run_dir=tmp_path / "run", resume=True, **options)
+    assert torch.equal(resumed.layers["conv"].weight, best.layers["conv"].weight)
+
+
+def test_patience_and_keep_best_need_validation_data() -> None:
+    train_data, _ = digits()
+    for name, value in (("patience", 2), ("keep_best", True)):
+        with pytest.raises(ConfigError, match=f"{name} needs validation data"):
+            torchckn.train(network(), train_data, lam=2**-8, steps=1, **{name: value})
+    with pytest.raises(ConfigError, match="patience: expected a whole number of at least 1, got 0"):
+        EarlyStopping(0)
+
+
+def test_tensorboard_gets_every_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[tuple[str, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "board")
+
+        def add_scalar(self, key: str, value: float, step: int) -> None:
+            written.append((key, step))
+
+        def close(self) -> None:
+            written.append(("closed", -1))
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    trained(steps=2, evaluate_every=2, callbacks=[TensorBoard(tmp_path / "board")])
+    assert [step for key, step in written if key == "valid_accuracy"] == [0, 2]
+    assert [step for key, step in written if key == "loss"] == [1, 2]
+    assert written[-1] == ("closed", -1)
+
+
+def test_tensorboard_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"TensorBoard is not installed: pip install 'torchckn\[tensorboard\]'"):
+        TensorBoard("board")
+
+
+def test_without_steps_there_are_unsupervised_filters_and_a_classifier(tmp_path: Path) -> None:
+    ckn, result = trained(steps=0, run_dir=tmp_path / "run")
+    expected = network()
+    train_data, valid_data = digits()
+    torchckn.fit_filters(expected, train_data, 300, generator=torch.Generator().manual_seed(0))
+    head = torchckn.fit_head(expected, train_data, valid_data, lambdas=[2.0**-6, 2.0**-12])
+    assert torch.equal(ckn.head.weight, expected.head.weight)
+    assert result.head == head
+    assert [record["step"] for record in result.history] == [0]
+    assert runs.summary(tmp_path / "run")["state"] == "finished"
+
+
+@pytest.mark.parametrize("first", [0, 6])
+def test_a_finished_run_can_be_trained_further(tmp_path: Path, first: int) -> None:
+    trained(steps=first, run_dir=tmp_path / "run")
+    assert runs.summary(tmp_path / "run")["state"] == "finished"
+    further, result = trained(steps=12, run_dir=tmp_path / "run", resume=True)
+    expected, whole = trained(steps=12)  # the learning rate is constant, so the steps are the same
+    assert torch.equal(further.head.weight, expected.head.weight)
+    assert [record["loss"] for record in result.history[1:]] == [record["loss"] for record in whole.history[1:]]
+    assert runs.read_config(tmp_path / "run")["training"]["steps"] == 12
+    assert [record["step"] for record in runs.read_metrics(tmp_path / "run")] == list(range(13))
+    with pytest.raises(ConfigError, match="another configuration: steps .expected steps = 12, got 6.*only steps may grow"):
+        trained(steps=6, run_dir=tmp_path / "run", resume=True)
+
+
+def test_training_further_that_is_interrupted_can_be_resumed(tmp_path: Path) -> None:
+    trained(steps=4, run_dir=tmp_path / "run")
+    with pytest.raises(StopHereError):
+        trained(steps=12, run_dir=tmp_path / "run", resume=True, callbacks=[StopAfter(9)], checkpoint_every=2)
+    further, _ = trained(steps=12, run_dir=tmp_path / "run", resume=True)
+    assert torch.equal(further.head.weight, trained(steps=12)[0].head.weight)

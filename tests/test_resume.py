@@ -1,0 +1,251 @@
+"""Run folders: exact resume after interruptions and kills, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+import torchckn
+from torchckn import ConfigError, DataError, NumericalError, runs
+from torchckn.fit import methods
+from torchckn.fit.schedules import Search
+from torchckn.graph import Dense, Graph
+
+from .training import OPTIONS, StopAfter, StopHereError, convnet, digits, dropping, network, trained
+
+
+def test_dropout_is_part_of_what_a_seed_decides_and_of_what_is_resumed(tmp_path: Path) -> None:
+    options = {"method": "sgd", "lr": 2**-4, "lam": 2**-8, "final_head": False}
+    torch.manual_seed(5)
+    expected = trained(dropping(), **options)[0].state_dict()
+    torch.manual_seed(6)
+    with pytest.raises(StopHereError):
+        trained(dropping(), run_dir=tmp_path / "run", checkpoint_every=2, callbacks=[StopAfter(5)], **options)
+    net = dropping()
+    outside = torch.get_rng_state()
+    found = trained(net, run_dir=tmp_path / "run", resume=True, **options)[0].state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert torch.equal(torch.get_rng_state(), outside)
+
+
+def test_a_run_without_a_generator_is_resumed_with_its_own_seed(tmp_path: Path) -> None:
+    train_data, valid_data = digits()
+    arguments = {"steps": 6, "lr": 2**-5, "run_dir": tmp_path / "run", **OPTIONS}
+    with pytest.raises(StopHereError):
+        torchckn.train(network(), train_data, valid_data, checkpoint_every=2, callbacks=[StopAfter(4)], **arguments)
+    result = torchckn.train(network(), train_data, valid_data, resume=True, **arguments)
+    assert len(result.history) == 7
+
+
+def test_other_images_are_another_configuration(tmp_path: Path) -> None:
+    (images, labels), valid_data = digits()
+    arguments: dict[str, Any] = {"steps": 2, "lr": 2**-5, **OPTIONS}
+    for name, first, second in (
+        ("pair", (images, labels), (images.clone().index_fill_(0, torch.tensor([7]), 0.0), labels)),
+        ("dataset", TensorDataset(images, labels), TensorDataset(images[:200], labels[:200])),
+    ):
+        generator = torch.Generator().manual_seed(0)
+        torchckn.train(network(), first, valid_data, run_dir=tmp_path / name, generator=generator, **arguments)
+        generator = torch.Generator().manual_seed(0)
+        with pytest.raises(ConfigError, match="another configuration: data .expected data ="):
+            torchckn.train(
+                network(), second, valid_data, run_dir=tmp_path / name, resume=True, generator=generator, **arguments
+            )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "ulr", "momentum": 0.9},
+        {"method": "ulr", "lr": Search(first=(2**-6, 2**-4), every=4, tries=2)},
+        {"method": "sgo", "rollback": True, "steps": 16, "bandwidths": True},
+        {"method": "sgo-ball"},
+    ],
+    ids=["ulr with momentum", "ulr with search", "sgo with roll-back", "sgo-ball"],
+)
+def test_a_resumed_run_gives_exactly_what_the_uninterrupted_one_gives(tmp_path: Path, options: dict[str, Any]) -> None:
+    expected, whole = trained(**options)
+    folder = {"run_dir": tmp_path / "run", "checkpoint_every": 3}
+    for step in (0, 4, 7, 11):
+        with pytest.raises(StopHereError):
+            trained(callbacks=[StopAfter(step)], resume=True, **folder, **options)
+    resumed, result = trained(resume=True, **folder, **options)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+    timeless = [[{k: v for k, v in r.items() if k != "seconds"} for r in part] for part in (whole.history, result.history)]
+    assert timeless[0] == timeless[1]
+    assert timeless[0] == [{k: v for k, v in r.items() if k != "seconds"} for r in runs.read_metrics(tmp_path / "run")]
+
+
+def test_a_run_folder_has_all_that_there_is_to_know(tmp_path: Path) -> None:
+    ckn, result = trained(run_dir=tmp_path / "run")
+    config = runs.read_config(tmp_path / "run")
+    assert config["training"]["method"] == "ulr"
+    assert config["training"]["steps"] == 12
+    assert torchckn.TrainConfig(**config["training"]).lr == 2**-4
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__
+    assert [r["step"] for r in runs.read_metrics(tmp_path / "run")] == list(range(13))
+    found = runs.read_result(tmp_path / "run")
+    assert found is not None
+    assert found["lam"] == result.lam
+    filters = runs.read_filters(tmp_path / "run")
+    assert min(filters) == 0
+    assert max(filters) == 12
+    assert torch.equal(filters[12], ckn.layers["conv"].weight)
+    loaded = torchckn.load(tmp_path / "run" / "model" / "model.safetensors")
+    assert torch.equal(loaded.head.weight, ckn.head.weight)
+
+
+@pytest.mark.parametrize("build", [network, convnet])
+def test_resuming_a_finished_run_gives_what_it_gave(tmp_path: Path, build: Any) -> None:
+    method = "ulr" if build is network else "sgd"
+    first, before = trained(build(), run_dir=tmp_path / "run", method=method)
+    runs.add_to_result(tmp_path / "run", {"test_accuracy": 0.5})
+    again, after = trained(build(), run_dir=tmp_path / "run", method=method, resume=True)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in first.state_dict().items())
+    assert (after.head, after.lam, after.history) == (before.head, before.lam, before.history)
+    assert (runs.read_result(tmp_path / "run") or {})["test_accuracy"] == 0.5
+
+
+def test_a_folder_of_another_run_is_refused_and_untouched(tmp_path: Path) -> None:
+    trained(run_dir=tmp_path / "run")
+
+    def content() -> dict[str, bytes]:
+        files = (path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != ".lock")
+        return {str(path): path.read_bytes() for path in files}
+
+    before = content()
+    with pytest.raises(ConfigError, match="has a run already; resume it .resume=True"):
+        trained(run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="another configuration: batch_size .expected batch_size = 64, got 32"):
+        trained(run_dir=tmp_path / "run", resume=True, batch_size=32)
+    other = torchckn.CKN(Graph((1, 14, 14), [Dense("dense", filters=9)]))
+    with pytest.raises(ConfigError, match="another configuration: network"):
+        trained(other, run_dir=tmp_path / "run", resume=True)
+    assert content() == before
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="not empty and not a run"):
+        trained(run_dir=tmp_path / "full")
+    assert [path.name for path in (tmp_path / "full").iterdir() if path.name != ".lock"] == ["thesis.tex"]
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    other = runs.Run(tmp_path / "run", {"a": 1})
+    with pytest.raises(ConfigError, match="another process is training"):
+        trained(run_dir=tmp_path / "run", resume=True)
+    other.close()
+
+
+def test_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StopHereError):
+        trained(run_dir=tmp_path / "run", callbacks=[StopAfter(2)])
+    (tmp_path / "run" / "checkpoint" / "last.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ")
+    with pytest.raises(DataError, match="is damaged"):
+        trained(run_dir=tmp_path / "run", resume=True)
+
+
+def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, _ = trained(steps=5, final_head=False)
+    original, calls = methods.ULR._descend, []
+
+    def poisoned(self: Any, images: Tensor, labels: Tensor) -> tuple[float, float]:
+        calls.append(1)
+        value, accuracy = original(self, images, labels)
+        return (math.nan if len(calls) == 6 else value), accuracy
+
+    monkeypatch.setattr(methods.ULR, "_descend", poisoned)
+    ckn = network()
+    with pytest.raises(NumericalError, match="step 6 failed.*nan.*smaller learning rate"):
+        trained(ckn, run_dir=tmp_path / "run", final_head=False)
+    for name, value in good.state_dict().items():
+        assert torch.equal(ckn.state_dict()[name], value), name
+    checkpoint = runs.read_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    assert checkpoint[1]["step"] == 5
+    assert torch.equal(checkpoint[0]["net.layers.conv.weight"], good.layers["conv"].weight)
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys, torch
+    sys.path.insert(0, {root!r})
+    from tests.training import trained
+    ckn, _ = trained(steps={steps}, run_dir=sys.argv[1], resume=True, checkpoint_every=2, momentum=0.9)
+    torch.save(ckn.state_dict(), sys.argv[2])
+    """
+)
+
+
+def script(tmp_path: Path, steps: int) -> list[str]:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(root=str(Path(__file__).parent.parent), steps=steps))
+    return [sys.executable, str(file)]
+
+
+def killed_at_random_moments(tmp_path: Path, times: int, steps: int) -> None:
+    expected, _ = trained(steps=steps, momentum=0.9)
+    command = [*script(tmp_path, steps), str(tmp_path / "run"), str(tmp_path / "weights")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    chance, kills = random.Random(0), 0
+    while kills < times and not (tmp_path / "weights").exists():
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+        metrics, wait = tmp_path / "run" / "metrics.jsonl", chance.uniform(0, 0.4)
+        size = metrics.stat().st_size if metrics.exists() else 0
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > size):
+            time.sleep(0.005)  # until it has gone on by a step at least
+        time.sleep(wait)
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.communicate()
+    assert kills == times, f"only {kills} kills before it was done: more steps are needed"
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    found = torch.load(tmp_path / "weights")
+    for name, value in expected.state_dict().items():
+        assert torch.equal(found[name], value), name
+    assert not list((tmp_path / "run").rglob(".last*")), "temporary files were left behind"
+
+
+def test_a_killed_run_is_resumed_to_the_same_weights(tmp_path: Path) -> None:
+    killed_at_random_moments(tmp_path, times=2, steps=300)
+
+
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_is_resumed_to_the_same_weights(tmp_path: Path) -> None:
+    killed_at_random_moments(tmp_path, times=20, steps=2000)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [*script(tmp_path, 5000), str(tmp_path / "run"), str(tmp_path / "weights")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert "training was interrupted after step" in message
+    assert "resume=True" in message
+    steps = [record["step"] for record in runs.read_metrics(tmp_path / "run")]
+    checkpoint = runs.read_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    assert checkpoint[1]["step"] == steps[-1] >= 3

@@ -1,0 +1,80 @@
+"""What training refuses, before anything is written."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchckn
+from torchckn import ConfigError, DataError, zoo
+
+from .training import OPTIONS, convnet, digits, network, trained
+
+
+def broken(what: str) -> tuple[Any, dict[str, Any]]:
+    (images, labels), _ = digits()
+    if what == "labels out of range":
+        return (images, labels + 1), {}
+    if what == "a class missing":
+        return (images[labels != 3], labels[labels != 3]), {}
+    if what == "fewer images than the batch":
+        return (images, labels), {"batch_size": 512}
+    if what == "NaN pixels":
+        images = images.clone()
+        images[17, 0, 3, 3] = torch.nan
+        return (images, labels), {}
+    if what == "no labels":
+        return images, {}
+    return (images, labels), {what: "nonsense"}
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("labels out of range", "labels must be from 0 to 9"),
+        ("a class missing", "no image of class 3"),
+        ("fewer images than the batch", "batch_size is 512, but there are 300 training images"),
+        ("NaN pixels", "NaN or infinity in 1 images, first 17"),
+        ("no labels", "labels are needed"),
+        ("method", "method: expected 'ulr', 'sgo', 'sgo-ball' or 'sgd', got 'nonsense'"),
+        ("loss", "loss: expected 'multinomial' or 'square', got 'nonsense'"),
+        ("hessian", "hessian: expected 'full', 'diag', 'cg' or 'auto', got 'nonsense'"),
+        ("head_update", "head_update: expected 'exact' or 'reuse', got 'nonsense'"),
+        ("lr", "unknown learning rate 'nonsense'"),
+        ("steps", "steps: expected a whole number"),
+        ("evaluate_every", "evaluate_every: expected a whole number"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, what: str, message: str) -> None:
+    train_data, options = broken(what)
+    arguments = {"steps": 3, **OPTIONS, **options}
+    with pytest.raises((ConfigError, DataError), match=message):
+        torchckn.train(network(), train_data, digits()[1], run_dir=tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_else_is_refused() -> None:
+    train_data, valid_data = digits()
+    with pytest.raises(ConfigError, match="validation data.*lam"):
+        torchckn.train(network(), train_data, steps=1)
+    with pytest.raises(ConfigError, match=r"CKN .* or a torchckn.ScaledConvNet, got LeNet5"):
+        torchckn.train(zoo.build("lenet5"), train_data, valid_data)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'sgd' is for ConvNets"):
+        trained(method="sgd")
+    with pytest.raises(ConfigError, match="for kernel networks"):
+        trained(convnet(), bandwidths=True)
+    with pytest.raises(ConfigError, match="nothing to train"):
+        trained(trainable=[])
+    with pytest.raises(ConfigError, match="trainable: expected a list"):
+        trained(trainable="conv")
+    for name in ("tau", "momentum", "radius", "lam"):
+        with pytest.raises(ConfigError, match=f"{name}: expected a .*number"):
+            trained(**{name: "a"})
+        with pytest.raises(ConfigError, match=f"{name}: expected a .*number"):
+            trained(**{name: math.nan})
+    with pytest.raises(ConfigError, match="generator: expected a torch.Generator"):
+        torchckn.train(network(), train_data, valid_data, generator=3)  # type: ignore[arg-type]
