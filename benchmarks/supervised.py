@@ -52,9 +52,8 @@ def main() -> None:
         if "valid_accuracy" in record:
             print(f"step {record['step']:5d}  {record['seconds']:7.1f} s  validation {record['valid_accuracy']:.4f}")
     assert result.head is not None
-    print(
-        f"{json.dumps(vars(given) | config.to_plain(), default=str)}\nvalidation {result.head.accuracy:.4f}, {result.seconds:.1f} s of training"
-    )
+    print(json.dumps(vars(given) | config.to_plain()))
+    print(f"validation {result.head.accuracy:.4f}, {result.seconds:.1f} s of training")
     if given.test:
         print(f"test {torchckn.evaluate(ckn, whole.test).accuracy:.4f}")
     print(f"total {time.perf_counter() - start:.1f} s, peak memory {high_water() / 1e6:.2f} GB")

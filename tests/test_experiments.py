@@ -23,13 +23,11 @@ from torchckn.experiments.gradient import gradient_errors
 from torchckn.experiments.results import is_finished, result_file
 from torchckn.experiments.runner import _Process, _Running, run_cells
 from torchckn.experiments.spec import SCALES, Cell, experiment, experiments
-from torchckn.experiments.variants import with_newton_iterations, with_slip
-from torchckn.fit import ulr
-from torchckn.fit.methods import SGO, MethodOptions
+from torchckn.experiments.variants import OppositeDiagonal, SGOWithoutPenalty, method_class, preprocessing
+from torchckn.fit.methods import SGO, ULR, MethodOptions
 from torchckn.kernels import RBFSphere
 from torchckn.nn.functional import filter_gram
 from torchckn.nn.invsqrt import newton
-from torchckn.nn.whitening import whiten
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,29 +95,33 @@ def test_the_small_scale_is_the_large_one_with_fewer_filters_steps_and_seeds() -
     for one in experiments().values():
         small, large = one.cells("cpu"), one.cells("paper")
         assert max(c.variables.get("filters", 0) for c in small) <= max(c.variables.get("filters", 0) for c in large)
-        assert max(c.settings.steps for c in small) < max(c.settings.steps for c in large) or one.measure != "train"
+        assert (
+            max(c.settings.training.steps for c in small) < max(c.settings.training.steps for c in large)
+            or one.measure != "train"
+        )
         assert max(c.seed for c in small) <= max(c.seed for c in large)
 
 
 def test_the_paper_s_protocol_is_in_its_preset() -> None:
     cells = experiment("ckn-convnet").cells("paper")
     table = {(c.settings.network, c.settings.filters): c.settings for c in cells if c.variables["kind"] == "ckn"}
-    assert [table["lenet5", f].batch_size for f in (8, 16, 32, 64, 128)] == [8192, 4096, 2048, 1024, 512]
-    assert [table["allcnn", f].batch_size for f in (8, 16, 32, 64, 128)] == [2048, 2048, 1024, 512, 256]
+    assert [table["lenet5", f].training.batch_size for f in (8, 16, 32, 64, 128)] == [8192, 4096, 2048, 1024, 512]
+    assert [table["allcnn", f].training.batch_size for f in (8, 16, 32, 64, 128)] == [2048, 2048, 1024, 512, 256]
     one = table["lenet1", 128]
-    assert (one.tau, one.hessian, one.linear_kernel, one.lr, one.steps) == (2**-5, "diag", "linear", "search", 10_000)
-    assert (table["allcnn", 8].tau, table["allcnn", 8].momentum) == (2**-4, 0)
+    how = one.training
+    assert (how.tau, how.hessian, one.linear_kernel, how.lr, how.steps) == (2**-5, "diag", "linear", "search", 10_000)
+    assert (table["allcnn", 8].training.tau, table["allcnn", 8].training.momentum) == (2**-4, 0)
     convnet = next(c.settings for c in cells if c.variables["kind"] == "convnet")
-    assert (convnet.momentum, convnet.options["bias"]) == (0.9, False)
+    assert (convnet.training.momentum, convnet.options["bias"]) == (0.9, False)
 
 
 def test_the_released_runs_have_their_stages() -> None:
     found = {c.settings.network: c.settings for c in experiment("released").cells("paper") if c.variables["kind"] == "ckn"}
     lenet, allcnn = found["lenet5"], found["allcnn"]
-    assert lenet.lr == [2**-5, 2**-6, 2**-5, 2**-5, 2**-5]
-    assert (lenet.tau, lenet.batch_size, lenet.linear_kernel) == (2**-7, 4096, "rbf:0.6")
-    assert allcnn.lr == [2**-6, 2**-9, 2**-10, 2**-9, 2**-9]
-    assert (allcnn.tau, allcnn.batch_size, allcnn.whiten) == (2**-5, 1024, True)
+    assert lenet.training.lr == (2**-5, 2**-6, 2**-5, 2**-5, 2**-5)
+    assert (lenet.training.tau, lenet.training.batch_size, lenet.linear_kernel) == (2**-7, 4096, "rbf:0.6")
+    assert allcnn.training.lr == (2**-6, 2**-9, 2**-10, 2**-9, 2**-9)
+    assert (allcnn.training.tau, allcnn.training.batch_size, allcnn.whiten) == (2**-5, 1024, True)
 
 
 def test_later_rules_overrule_earlier_ones_and_cells_can_be_left_out(spec: Path) -> None:
@@ -129,21 +131,23 @@ def test_later_rules_overrule_earlier_ones_and_cells_can_be_left_out(spec: Path)
         "small/lenet1-4-convnet-seed0",
         "small/lenet1-4-ckn-seed1",
     ]
-    assert {c.settings.steps for c in own.cells("cpu")} == {30}
+    assert {c.settings.training.steps for c in own.cells("cpu")} == {30}
     (only,) = own.cells("paper")
-    assert only.settings.steps == 100
+    assert only.settings.training.steps == 100
     assert len(own.cells("cpu", seeds=3)) == 6
 
 
 def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
     spec.write_text(SPEC.replace('kind = "curves"', 'kind = "curve"'))
-    with pytest.raises(ConfigError, match="small.toml: figure.kind: input should be 'curves'"):
+    with pytest.raises(
+        ConfigError, match="small.toml: figure: kind: expected 'curves', 'over-filters', 'errors' or 'table', got 'curve'"
+    ):
         experiment(str(spec))
     spec.write_text(SPEC.replace("seeds = 2", "sedes = 2"))
-    with pytest.raises(ConfigError, match="scale.cpu.sedes"):
+    with pytest.raises(ConfigError, match="scale.cpu: unknown option 'sedes'. Did you mean 'seeds'?"):
         experiment(str(spec))
-    spec.write_text(SPEC.replace("steps = 30", "steps = 0"))
-    with pytest.raises(ConfigError, match="steps = 0"):
+    spec.write_text(SPEC.replace("steps = 30", "steps = -1"))
+    with pytest.raises(ConfigError, match="steps: expected a number greater than or equal to 0, got -1"):
         _ = experiment(str(spec)).cells("cpu")[0].settings
     spec.write_text(SPEC.replace("steps = 30", "stepps = 30"))
     with pytest.raises(ConfigError, match="unknown setting of small 'stepps'.*'steps'"):
@@ -294,45 +298,56 @@ def test_errors_of_the_gradient_are_smallest_for_the_closed_form_and_finite_diff
     assert max(roots["eigh"], roots["newton-20"]) < min(roots["svd"], errors["eigh"]), "less than with all in float32"
 
 
-def test_slips_are_made_only_where_asked_for() -> None:
+def test_the_opposite_diagonal_steps_the_other_way() -> None:
+    net = torchckn.translate(zoo.build("lenet1", filters=4), (1, 28, 28), RBFSphere(0.6))
     generator = torch.Generator().manual_seed(0)
-    features, targets = torch.randn(12, 4, generator=generator), torch.arange(12) % 3
-    head = torch.nn.Linear(4, 3)
-    right = ulr.reduced_objective(features, targets, head, 0.1, hessian="diag").eta
-    images = torch.rand(2, 3, 8, 8, generator=generator)
-    with with_slip("diagonal-sign"):
-        torch.testing.assert_close(ulr.reduced_objective(features, targets, head, 0.1, hessian="diag").eta, -right)
-    torch.testing.assert_close(ulr.reduced_objective(features, targets, head, 0.1, hessian="diag").eta, right)
-    white = whiten(images)
-    with with_slip("half-whitening"):
-        half = whiten(images)
-    flat, half_flat = white.flatten(2).double(), half.flatten(2).double()
-    spread, half_spread = (torch.linalg.eigvalsh(x @ x.mT / 64)[:, 6:] for x in (flat, half_flat))
-    assert (half_spread.amax(1) / half_spread.amin(1) > 2 * spread.amax(1) / spread.amin(1)).all(), "less white"
-    with pytest.raises(ConfigError, match="unknown slip"), with_slip("no-such"):
-        pass
+    images, labels = torch.rand(20, 1, 28, 28, generator=generator), torch.arange(20) % 10
+    options = MethodOptions(lam=0.1, hessian="diag")
+    scaled = net.scaling(net.features(images))
+    right, wrong = (method(net, options)._reduce(scaled, labels).eta for method in (ULR, OppositeDiagonal))
+    torch.testing.assert_close(wrong, -right)
+
+
+def test_half_whitened_patches_are_less_white() -> None:
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    pixels = data.Preprocessing.fit(images, whiten=True)
+    spreads = []
+    for slip in ("none", "half-whitening"):
+        node = preprocessing(pixels, slip).nodes()[-1]
+        patches = node.module((3, 8, 8))(images).flatten(2).double()
+        values = torch.linalg.eigvalsh(patches @ patches.mT / 64)[:, 6:]
+        spreads.append(values.amax(1) / values.amin(1))
+    assert (spreads[1] > 2 * spreads[0]).all()
+    assert preprocessing(pixels, None) is pixels
+
+
+def test_an_unknown_slip_is_refused() -> None:
+    assert method_class(None) is None
+    assert method_class("none") is None
+    with pytest.raises(ConfigError, match="unknown slip 'no-such'"):
+        method_class("no-such")
 
 
 def test_sgo_without_its_penalty_descends_on_the_loss_alone() -> None:
     net = torchckn.translate(zoo.build("lenet1", filters=4), (1, 28, 28), RBFSphere(0.6))
     images, labels = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
-    found = {}
-    for slip in ("none", "sgo-without-penalty"):
-        with with_slip(slip):
-            method = SGO(net, MethodOptions(lam=2.0))
-            method._descend(images, labels)
+    gradients = []
+    for method in (SGO, SGOWithoutPenalty):
+        method(net, MethodOptions(lam=2.0))._descend(images, labels)
         assert net.head.weight.grad is not None
-        found[slip] = net.head.weight.grad.clone()
+        gradients.append(net.head.weight.grad.clone())
         net.zero_grad()
-    torch.testing.assert_close(found["none"] - found["sgo-without-penalty"], 2 * 2.0 * net.head.weight.detach())
+    torch.testing.assert_close(gradients[0] - gradients[1], 2 * 2.0 * net.head.weight.detach())
 
 
 def test_layers_make_as_many_newton_iterations_as_asked_for() -> None:
-    layer = torchckn.nn.KernelLinear(6, 5, kernel=RBFSphere(0.6), inverse_sqrt="newton").train()
-    gram = filter_gram(layer.filter_matrix(), layer.kernel, layer.eps)
-    for count in (2, 20):
-        with with_newton_iterations(count):
-            torch.testing.assert_close(layer.projection(), newton(gram, iters=count).root)
+    for method, count in (("newton", 20), ("newton:2", 2), ("newton:50", 50)):
+        layer = torchckn.nn.KernelLinear(6, 5, kernel=RBFSphere(0.6), inverse_sqrt=method).train()
+        gram = filter_gram(layer.filter_matrix(), layer.kernel, layer.eps)
+        torch.testing.assert_close(layer.projection(), newton(gram, iters=count).root)
+    for wrong in ("newton:0", "newton:many", "eigh:3", "newton:"):
+        with pytest.raises(ConfigError, match="expected iterations after newton only, as in 'newton:50', got"):
+            torchckn.nn.KernelLinear(6, 5, inverse_sqrt=wrong)
 
 
 def read(file: Path) -> list[dict[str, Any]]:

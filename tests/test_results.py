@@ -106,7 +106,7 @@ def test_further_claims_are_judged() -> None:
 
 def test_inverse_roots_are_judged_by_the_networks_trained_with_them() -> None:
     def judged(filters: int, newton: float, svd: float) -> list[tuple[str, str]]:
-        methods = {"newton": newton, "svd": svd}
+        methods = {"newton:50": newton, "svd": svd}
         runs = [result("inverse-root", filters=filters, inverse_sqrt=m, valid_accuracy=a) for m, a in methods.items()]
         return [(j.verdict, j.measured) for c, j in verdicts(*runs).items() if "Newton" in c and "SVD" in c and j.runs]
 

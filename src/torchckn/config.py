@@ -85,8 +85,8 @@ def explain(error: ValidationError, names: list[str]) -> str:
     first = errors[0]
     key = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "value_error":
-        text = str(first["ctx"]["error"])
-        return text if not key or text.startswith(key) else f"{key}: {text}"
+        text, where = str(first["ctx"]["error"]), ".".join(str(part) for part in first["loc"])
+        return text if not where or text.startswith(where) else f"{where}: {text}"
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, names, n=1)
         return f"unknown option {key!r}. " + (f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names)}.")

@@ -109,7 +109,7 @@ class Experiment(Config):
             fitting = [rule for rule in rules if rule.fits({"kind": "ckn"} | variables)]
             if any(rule.skip for rule in fitting):
                 continue
-            given: dict[str, Any] = Field({})
+            given: dict[str, Any] = {}
             for rule in fitting:
                 given |= rule.settings
             own = [rule.seeds for rule in fitting if rule.seeds is not None]
