@@ -179,11 +179,11 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
         with pytest.raises(ConfigError, match=f"small.toml: .*{re.escape(message)}"):
             experiment(str(spec))
     spec.write_text(SPEC.replace('kind = "curves"', 'kind = "over-filters"').replace("filters = [4]\n", ""))
-    with pytest.raises(ConfigError, match="the kind 'over-filters' wants filters in grid"):
+    with pytest.raises(ConfigError, match="the kind 'over-filters' needs filters in grid"):
         experiment(str(spec))
-    with pytest.raises(ConfigError, match="lrs wants trial_steps"):
+    with pytest.raises(ConfigError, match="lrs needs trial_steps"):
         cell(lrs=[0.1]).check()
-    with pytest.raises(ConfigError, match="wants gradient = { images, directions, methods }"):
+    with pytest.raises(ConfigError, match="needs gradient = { images, directions, methods }"):
         cell(measure="gradient").check()
     with pytest.raises(ConfigError, match="unknown experiment 'ulr-sdg'.*'ulr-sgo'"):
         experiment("ulr-sdg")

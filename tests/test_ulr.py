@@ -60,7 +60,7 @@ def test_the_gradient_equals_finite_differences_through_the_whole_solve(loss: st
 
 def test_the_hessian_its_products_and_its_diagonal_are_those_of_autograd() -> None:
     x, y, head = problem()
-    batch = ulr._Batch(x, y, head, 0.1, ulr.of_this_process)
+    batch = ulr.Batch(x, y, head, 0.1, ulr.of_this_process)
     expected = torch.autograd.functional.hessian(
         lambda flat: objective(x, y, flat.view(CLASSES, -1), 0.1, "multinomial"), joined(head).flatten()
     )
@@ -73,7 +73,7 @@ def test_the_hessian_its_products_and_its_diagonal_are_those_of_autograd() -> No
 def test_eta_minimises_the_quadratic_model() -> None:
     x, y, head = problem()
     value, eta = reduced_objective(x, y, head, 2**-4, 2**-3, hessian="full")
-    batch = ulr._Batch(x, y, head, 2**-4, ulr.of_this_process)
+    batch = ulr.Batch(x, y, head, 2**-4, ulr.of_this_process)
     gradient, hessian = batch.gradient().flatten(), batch.hessian()
 
     def model(flat: Tensor) -> Tensor:

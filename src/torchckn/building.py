@@ -145,7 +145,7 @@ def _to_classifier(
 
 
 class Trained(NamedTuple):
-    """A trained network, and what is known of where it comes from."""
+    """A trained network, the names of its classes, and the settings it was trained with, if they are known."""
 
     net: Classifier
     classes: tuple[str, ...]

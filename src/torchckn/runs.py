@@ -4,7 +4,7 @@
 ``config.toml``        the training configuration, digests of network and data, settings
 ``environment.json``   versions, hardware, git state
 ``metrics.jsonl``      one line per step: loss, accuracy, lr, seconds; validation where it took place
-``checkpoint/``        ``last.safetensors`` to resume from, ``filters-*.safetensors`` to look at
+``checkpoint/``        ``last.safetensors`` to resume from, ``filters-*.safetensors`` for pictures
 ``model/``             the trained network, once it is finished
 ``result.json``        the result, once it is finished
 ``figures/``           pictures
@@ -40,7 +40,7 @@ class Run:
 
     Args:
         config: what ``config.toml`` says: digests, descriptions, and the training configuration as a table ``training``.
-        resume: go on with the run that is there, if it has the same configuration; with more steps, it is trained further.
+        resume: continue the run that is there, if it has the same configuration; with more steps, it is trained further.
         free: options of training that may differ in a resumed run.
     """
 
@@ -123,7 +123,7 @@ class Run:
         write_atomically(self.folder / "checkpoint" / "last.safetensors", content)
 
     def save_filters(self, step: int, filters: Tensor) -> None:
-        """The first layer's filters, to look at."""
+        """The first layer's filters, for pictures."""
         content = to_bytes({"filters": filters.detach().cpu().contiguous()})
         write_atomically(self.folder / "checkpoint" / f"filters-{step:06d}.safetensors", content)
 
@@ -182,7 +182,7 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and the plain facts of a run's last checkpoint, if it has one."""
+    """The tensors and other facts of a run's last checkpoint, if it has one."""
     path = Path(folder) / "checkpoint" / "last.safetensors"
     if not path.exists():
         return None

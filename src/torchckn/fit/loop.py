@@ -233,7 +233,7 @@ class TrainingLoop:
         if self.epoch_accuracy is not None and accuracy < self.epoch_accuracy - DROP:
             self.method.restore(self.epoch_state)
             if isinstance(self.schedule, Search) and self.lr is not None:
-                self.lr *= BACK_OFF  # the search goes on from there
+                self.lr *= BACK_OFF  # the search continues from there
             else:
                 self.scale *= BACK_OFF
         else:
@@ -248,7 +248,7 @@ class TrainingLoop:
     # Checkpoints: everything that the next step depends on
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain facts, copied: all that is needed to go on exactly from here."""
+        """Tensors and plain facts, copied: all that is needed to continue exactly from here."""
         tensors = self.method.state() if self.method else net_state(self.net)
         tensors |= {f"epoch.{name}": value for name, value in self.epoch_state.items()}
         tensors |= {f"batches.{name}": value for name, value in self.batches.state().items()}

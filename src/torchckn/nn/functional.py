@@ -156,5 +156,5 @@ def check_finite(values: Tensor) -> None:
     if not torch.isfinite(values.detach()).all():
         raise DataError(
             "a kernel layer expected finite input, got NaN or infinity (or numbers whose squares overflow); check the images "
-            "and their scaling, and, in training, try a smaller step size"
+            "and their scaling, and, in training, try a smaller learning rate"
         )
