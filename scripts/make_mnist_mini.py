@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from torchckn import data
-from torchckn.storage import write_atomically
+from torchckn.files import write_atomically
 
 PER_DIGIT = {"train": 600, "test": 150}
 

@@ -30,7 +30,7 @@ from selenium.webdriver.common.by import By
 
 from torchckn.data import load
 from torchckn.draw import make_server
-from torchckn.storage import write_atomically
+from torchckn.files import write_atomically
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 TRAIN = ["train", "lenet5", "--filters", "8", "--data", "mnist-mini", "--steps", "60"]

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from .convnet import ScaledConvNet
 from .errors import ConfigError, DataError, NumericalError, TranslationError
+from .files import write_atomically
 from .network import CKN
 from .nn.functional import kernel_conv2d, kernel_linear, kernel_local2d
 from .nn.geometry import Pair
@@ -45,7 +46,6 @@ from .nn.invsqrt import wide_dtype
 from .nn.layers import KernelConv2d, KernelLinear, KernelLocal2d, KernelSum
 from .nn.pooling import GaussianPool2d
 from .nn.whitening import Whitening
-from .storage import write_atomically
 
 #: how far probabilities may be from those of the network, as a fraction of the image's largest one
 TOLERANCE = 1e-5

@@ -129,6 +129,8 @@ def _linear_head(
         raise ConfigError(f"classes expected a whole number of at least 1, got {classes!r}")
     head = nn.utils.skip_init(nn.Linear, features, classes, device=device or "cpu", dtype=dtype)
     assert isinstance(head, nn.Linear)
+    if head.weight.is_meta:
+        return head
     with torch.no_grad():
         for parameter in head.parameters():
             drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
@@ -227,6 +229,10 @@ class Classifier(nn.Module):
     def filters_to_watch(self) -> Tensor | None:
         """The first layer's filters, if they can be shown as pictures while training."""
         return None
+
+    def filter_norms(self) -> dict[str, Tensor]:
+        """The norms of the filters that are to be of norm 1, by layer."""
+        return {}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups of parameters for an optimizer, where they have gradients; all but the head's."""
@@ -383,6 +389,10 @@ class CKN(Classifier):
 
     def filters_to_watch(self) -> Tensor | None:
         return next((layer.weight for layer in self.kernel_layers().values() if layer.init != "identity"), None)
+
+    def filter_norms(self) -> dict[str, Tensor]:
+        layers = self.kernel_layers().items()
+        return {name: torch.linalg.vector_norm(layer.filter_matrix().detach(), dim=-1) for name, layer in layers}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return sphere_groups(self)

@@ -52,8 +52,8 @@ def translate(
     """
     from .. import kernels
     from ..building import build_convnet
+    from ..files import write_atomically
     from ..storage import save as write_network
-    from ..storage import write_atomically
     from ..translation import translate as translated
 
     given = {"network": network, "options": dict(name_and_value(text) for text in option or [])}

@@ -24,18 +24,15 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from safetensors import safe_open
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
 
 from .. import runs
 from ..building import Images, build_network, load_images
 from ..data import Part
 from ..errors import CKNError, DataError, NumericalError
+from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import TrainResult, evaluate, fit_filters, fit_head, train
 from ..network import CKN, Classifier
 from ..settings import Settings
-from ..storage import write_atomically
 from .gradient import gradient_errors
 from .results import identity, is_finished, read_results, result_file, start_settings
 from .spec import Cell
@@ -150,11 +147,9 @@ class _Bench:
         with FileLock(file.with_suffix(".lock")):
             if not file.exists():
                 known = self._start(net)
-                tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
-                write_atomically(file, to_bytes(tensors, {"known": json.dumps(known)}))
-        with safe_open(file, "pt") as opened:
-            known = json.loads(opened.metadata()["known"])
-        net.load_state_dict(from_bytes(file.read_bytes()))
+                write_tensors(file, "start", known, net.state_dict())
+        known, tensors = read_tensors(file, "start")
+        net.load_state_dict(tensors)
         return net, known
 
     def _start(self, net: Classifier) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..choices import ScaleName
-from ..storage import write_atomically
+from ..files import write_atomically
 from .claims import RULES, judge
 from .figures import draw, figure_names, grouped, in_order, say, say_method
 from .results import Result, Results, read_results

@@ -143,9 +143,7 @@ class Cell:
         """An error for what this cell could not be run with."""
         _ = self.settings
         if "lrs" in self.extras and "trial_steps" not in self.extras:
-            raise ConfigError(
-                f"{self.name}: lrs needs trial_steps as well, the steps of each trial"
-            )
+            raise ConfigError(f"{self.name}: lrs needs trial_steps as well, the steps of each trial")
         if self.measure == "gradient" and "gradient" not in self.extras:
             raise ConfigError(f"{self.name}: the measure 'gradient' needs gradient = {{ images, directions, methods }}")
 

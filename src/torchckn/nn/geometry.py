@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from ..errors import ConfigError
 
 Pair = tuple[int, int]
@@ -20,3 +23,15 @@ def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair,
     spans = (size[i] + 2 * padding[i] - dilation[i] * (kernel_size[i] - 1) - 1 for i in (0, 1))
     rows, columns = (span // step + 1 for span, step in zip(spans, stride, strict=True))
     return rows, columns
+
+
+def draw_normal(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device | str | None) -> Tensor:
+    """Random numbers, drawn on the CPU in float64, so that a seed means the same on every device and in every dtype."""
+    if device is not None and torch.device(device).type == "meta":
+        return torch.empty(shape, dtype=torch.float64, device="meta")
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def real_device(device: torch.device | str | None) -> torch.device | str | None:
+    """``device``, or the CPU in place of meta: for what a network's file does not have."""
+    return "cpu" if device is not None and torch.device(device).type == "meta" else device

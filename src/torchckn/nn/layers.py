@@ -24,7 +24,7 @@ from ..choices import Init, check_choice
 from ..errors import ConfigError, DataError, NumericalError
 from ..kernels import Kernel, RBFSphere
 from .functional import filter_gram, kernel_conv2d, kernel_linear, kernel_local2d, projection
-from .geometry import Pair, conv_output_size, pair
+from .geometry import Pair, conv_output_size, draw_normal, pair, real_device
 from .invsqrt import check_method, known_inverse_sqrt, wide_dtype
 from .pooling import require_linear
 
@@ -66,7 +66,7 @@ class KernelLayer(nn.Module):
         self._memory: tuple[object, list[Tensor], Tensor] | None = None  # what the root came from, and the root
         self._shared: Tensor | None = None  # the root for all passes within shared_projection
         # Drawn on the CPU and in float64, so that a seed means the same filters on every device and in every dtype.
-        weight = torch.randn(shape, generator=generator, dtype=torch.float64)
+        weight = draw_normal(shape, generator, device)
         self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
         self.normalize_()
 
@@ -357,7 +357,7 @@ class KernelLocal2d(KernelLayer):
         self.output_size = output_size
         self.regions = grid
         self.pool = require_linear(pool)
-        self.register_buffer("region_of", region_index(output_size, grid).to(device), persistent=False)
+        self.register_buffer("region_of", region_index(output_size, grid).to(real_device(device)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         require_images("KernelLocal2d", x, self.in_channels, self.weight)

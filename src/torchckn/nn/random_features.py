@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..kernels import Kernel
 from .functional import patch_squares
-from .geometry import Pair
+from .geometry import Pair, draw_normal, real_device
 
 
 class _RandomFeatures(nn.Module):
@@ -33,7 +33,7 @@ class _RandomFeatures(nn.Module):
     ) -> None:
         super().__init__()
         self.kernel = kernel
-        weight = torch.randn(shape, generator=generator, dtype=torch.float64)
+        weight = draw_normal(shape, generator, device)
         phases = torch.rand(shape[0], generator=generator, dtype=torch.float64) * 2 * math.pi
         dtype = dtype or torch.get_default_dtype()
         self.register_buffer("weight", weight.to(device=device, dtype=dtype))
@@ -113,7 +113,7 @@ class RandomFeatureLocal2d(_RandomFeatures):
         regions = int(region_of.max()) + 1
         size = in_channels * kernel_size[0] * kernel_size[1]
         super().__init__((regions, filters, size), kernel, generator, device, dtype)
-        self.register_buffer("region_of", region_of.to(device), persistent=False)
+        self.register_buffer("region_of", region_of.to(real_device(device)), persistent=False)
         self.output_size, self.kernel_size = output_size, kernel_size
         self.stride, self.padding, self.dilation = stride, padding, dilation
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from .. import __version__
 from ..errors import CKNError, ConfigError
-from ..storage import write_atomically
+from ..files import write_atomically
 from .charts import penalty_chart, training_charts
 from .conditioning import layer_facts
 from .confusion import Sample, confusion, take_sample
