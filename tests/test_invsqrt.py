@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import torchckn
 from torchckn.errors import ConfigError, DataError, NumericalError
-from torchckn.nn.invsqrt import choose_method, known_inverse_sqrt, newton, newton_residual
+from torchckn.nn.invsqrt import choose_method, newton, newton_residual, precomputed_inverse_sqrt
 
 from . import oracles
 
@@ -55,7 +55,7 @@ def test_a_root_from_memory_has_the_exact_gradient() -> None:
     root, cotangent = torchckn.inverse_sqrt(matrix), torch.randn(4, 4, dtype=torch.float64)
     first, second = matrix.clone().requires_grad_(), matrix.clone().requires_grad_()
     torchckn.inverse_sqrt(first).backward(cotangent)
-    known_inverse_sqrt(second, root).backward(cotangent)
+    precomputed_inverse_sqrt(second, root).backward(cotangent)
     torch.testing.assert_close(second.grad, first.grad)
 
 
@@ -158,8 +158,8 @@ def test_an_empty_batch_stays_empty() -> None:
 @pytest.mark.parametrize(
     ("matrix", "error", "message"),
     [
-        (torch.ones(2, 3), DataError, r"real square matrices \(..., f, f\), got \(2, 3\)"),
-        (torch.ones(3), DataError, r"real square matrices .* got \(3,\)"),
+        (torch.ones(2, 3), DataError, r"floating-point square matrices \(..., f, f\), got \(2, 3\)"),
+        (torch.ones(3), DataError, r"floating-point square matrices .* got \(3,\)"),
         (torch.eye(3, dtype=torch.long), DataError, "got .* of torch.int64"),
         (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), NumericalError, "finite entries, got NaN or infinity"),
         (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), NumericalError, r"symmetric matrix, .* pass \(M \+ M.T\) / 2"),

@@ -59,7 +59,7 @@ def test_a_small_eps_is_fine_in_float32_and_an_empty_batch_stays_empty(generator
 
 
 def test_the_module_checks_its_input() -> None:
-    with pytest.raises(DataError, match="real images .* of torch.uint8"):
+    with pytest.raises(DataError, match="floating-point images .* of torch.uint8"):
         whiten(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     assert Whitening(3)(torch.rand(2, 3, 8, 8)).shape == (2, 27, 8, 8)
     with pytest.raises(DataError, match=r"\(N, 3, H, W\), got \(2, 1, 8, 8\)"):
