@@ -43,9 +43,9 @@ class NotFittedError(CKNError, AttributeError):
 
 
 class Interrupted(CKNError):  # noqa: N818 - a stop that was asked for
-    """Something long was interrupted with Ctrl-C.
+    """A long computation was interrupted with Ctrl-C.
 
-    Remedy: the message says what is kept, and how to go on.
+    Remedy: the message says what has been saved, and how to resume.
     """
 
 

@@ -35,7 +35,7 @@ class Preprocessing:
     """side of the whitened patches, 3 in the paper; None: no whitening"""
     whiten_eps: float = 1e-3
     whiten_root: int = 2
-    """4 whitens half-way, as some code does by mistake"""
+    """4: half whitening, by the inverse fourth root, which the released code does by mistake"""
 
     @staticmethod
     def fit(images: Tensor, whiten: bool | int = False, whiten_eps: float = 1e-3) -> Preprocessing:
