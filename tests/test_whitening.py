@@ -66,5 +66,7 @@ def test_the_module_checks_its_input() -> None:
         Whitening(3)(torch.rand(2, 1, 8, 8))
     with pytest.raises(DataError, match="finite input"):
         Whitening(1)(torch.full((1, 1, 8, 8), torch.nan))
+    with pytest.raises(ConfigError, match="an integer root >= 1, got 0; use 2 to whiten"):
+        Whitening(3, root=0)
     with pytest.raises(ConfigError, match="eps > 0"):
         Whitening(3, eps=0)

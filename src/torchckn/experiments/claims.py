@@ -84,9 +84,8 @@ def _gradient_claim(text: str, source: str, worse: str, better: str, least: floa
             groups = {f: [r for r in selected if r["filters"] == f] for f in _filters(selected)}
             ratios = {f: _ratio_of_errors(group, key, worse, better) for f, group in groups.items()}
             outcomes += [value >= least for value in ratios.values()]
-            times = ", ".join(f"{value:.1f} times smaller ({f} filters)" for f, value in ratios.items())
-            texts.append(f"with {what} in float32: {times}")
-        return "; ".join(texts), len(selected), _verdict(outcomes)
+            texts.append(f"with {what} in float32 " + ", ".join(f"{value:.1f} ({f} filters)" for f, value in ratios.items()))
+        return f"ratio of the errors: {'; '.join(texts)}", len(selected), _verdict(outcomes)
 
 
 def _ratio_of_errors(results: Sequence[Result], key: str, numerator: str, denominator: str) -> float:

@@ -68,6 +68,8 @@ def value_label(name: str, value: Any) -> str:
         return f"{value} filters"
     if isinstance(value, bool):
         return f"{'with' if value else 'without'} {FLAG_NAMES.get(name, name)}"
+    if name == "loss":
+        return f"{value} loss"
     if name == "budget":
         return f"equal {value}"
     if name == "centering":
@@ -149,7 +151,7 @@ def _over_filters(experiment: Experiment, results: list[Result]) -> list[Figure]
             points = [(key[0], [100 * r["test_accuracy"] for r in group]) for key, group in by_filters]
             _plot_with_range(axes, points, colour, _network_label(lines, line, experiment.name))
         _set_filters_axis(axes, inside)
-        axes.set_title(f"{_label(layout.panels, values)} on {_data_name(inside)}", fontsize=9)
+        axes.set_title(f"{_label(layout.panels, values)}, {_data_name(inside)}", fontsize=9)
         axes.set_ylabel("test accuracy (%)")
         if len(kinds) > 3:  # a legend too large for the free space between the lines
             low, high = axes.get_ylim()
