@@ -74,7 +74,7 @@ def test_a_graph_is_rebuilt_from_its_json() -> None:
     assert hash(graph) == hash(every_operation())
 
 
-def test_nodes_follow_each_other_unless_inputs_are_named(small_graph: Graph) -> None:
+def test_the_default_input_of_a_node_is_the_previous_node(small_graph: Graph) -> None:
     assert [node.inputs for node in small_graph.nodes] == [("input",), ("conv",), ("pool",)]
 
 
@@ -166,7 +166,7 @@ def test_average_pooling_has_no_dilation() -> None:
 def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
     wider = every_operation().with_filters(12)
     filters = {node.name: node.filters for node in wider.nodes if isinstance(node, KernelNode)}
-    assert filters.pop("same") == 12 + 12 + 12  # an identity layer follows the channels it gets
+    assert filters.pop("same") == 12 + 12 + 12  # an identity layer has as many filters as input channels
     assert set(filters.values()) == {12}
 
 
@@ -218,5 +218,5 @@ def test_an_integer_stands_for_a_pair_of_equal_ones() -> None:
             AdaptiveAveragePool("a", output_size=2),
         ],
     )
-    assert graph.shapes["p"] == (2, 5, 5)  # a pooling window moves by its own size, as in torch
+    assert graph.shapes["p"] == (2, 5, 5)  # the default stride is the window size, as in torch
     assert torchckn.CKN(graph).features(torch.rand(1, 1, 12, 12)).shape == (1, 8)

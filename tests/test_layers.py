@@ -57,7 +57,7 @@ def test_the_convolutional_layer_equals_the_loop_oracle(case: Case, problem: dic
     np.testing.assert_allclose(layer(x).detach(), expected, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(layer.eval()(x).detach(), expected, rtol=1e-10, atol=1e-10)
     single = copy.deepcopy(layer).float()(x.float()).double().detach()
-    loose = 50 if is_rough(case) else 1  # a slope that is unbounded at |t| = 1 magnifies the rounding of the input
+    loose = 50 if is_rough(case) else 1  # a slope that is unbounded at |t| = 1 amplifies rounding errors of the input
     scale = max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(single, expected, rtol=0, atol=EXACT[torch.float32] * loose * scale)
 
@@ -96,7 +96,7 @@ def test_the_fully_connected_layer_equals_the_loop_oracle(case: Case, seed: int,
     np.testing.assert_allclose(layer(x).detach(), values @ root, rtol=1e-10, atol=1e-10)
 
 
-def test_regions_cut_the_positions_into_a_grid() -> None:
+def test_regions_divide_the_positions_into_a_grid() -> None:
     index = layers.region_index((4, 5), (2, 2)).reshape(4, 5)
     assert index.tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [2, 2, 2, 3, 3], [2, 2, 2, 3, 3]]
 
@@ -228,7 +228,7 @@ def test_gradients_in_float32_are_those_of_float64(case: Case, training: bool, g
     assert (gradients[0] - gradients[1]).norm() < (5e-3 if curved else 1e-4) * gradients[1].norm()
 
 
-# The memory of the projection in eval mode.
+# The cache of the projection in eval mode.
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_eval_mode_computes_the_root_once_and_again_after_a_change(
         torch.testing.assert_close(after, copy.deepcopy(layer).train()(x))
 
 
-def test_training_mode_follows_every_step_and_forgets_nothing(counted: list[int], generator: torch.Generator) -> None:
+def test_training_mode_computes_the_root_in_every_call(counted: list[int], generator: torch.Generator) -> None:
     layer = KernelConv2d(2, 4, 3, generator=generator)
     x = torch.randn(3, 2, 5, 5, generator=generator)
     layer(x), layer(x)
@@ -314,7 +314,7 @@ def test_gradients_in_eval_mode_are_those_of_training_mode(case: Case, generator
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_a_root_remembered_in_inference_mode_serves_training_code_as_well(generator: torch.Generator) -> None:
+def test_a_root_cached_in_inference_mode_can_be_used_in_training(generator: torch.Generator) -> None:
     layer = KernelConv2d(2, 4, 3, generator=generator).eval()
     x = torch.randn(3, 2, 5, 5, generator=generator)
     with torch.inference_mode():

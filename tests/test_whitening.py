@@ -15,7 +15,7 @@ from . import oracles
 def test_whitening_equals_the_patch_by_patch_oracle(size: int, eps: float, generator: torch.Generator) -> None:
     images = torch.rand(3, 2, 7, 6, generator=generator, dtype=torch.float64)
     if size == 1:
-        assert whiten(images, (1, 1), eps).abs().max() < 1e-6  # one pixel less its own mean is nothing
+        assert whiten(images, (1, 1), eps).abs().max() < 1e-6  # a pixel minus its own mean is zero
         return
     expected = np.stack([oracles.whiten(image, size, eps) for image in images.numpy()])
     np.testing.assert_allclose(whiten(images, (size, size), eps), expected, atol=1e-9)
