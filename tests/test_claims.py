@@ -1,4 +1,4 @@
-"""Statements of the paper, and of the theory it stands on, as tests."""
+"""Statements of the paper and of its theory, as tests."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .contracts import KERNELS, Case, unit_rows
 
 @pytest.mark.parametrize("case", KERNELS, ids=str)
 def test_with_the_data_as_filters_the_nystrom_gram_is_the_kernel_s(case: Case, generator: torch.Generator) -> None:
-    """Section 3.1: the projection onto the span of the data leaves the data where they are."""
+    """Section 3.1: the projection onto the span of the data does not change the data."""
     data = unit_rows(6, 8, generator=generator)
     layer = KernelLinear(8, 6, kernel=case.build(), eps=1e-12).double()
     layer.weight.data = data.clone()
-    features = layer(data * torch.arange(1, 7)[:, None])  # the norms come back as well
+    features = layer(data * torch.arange(1, 7)[:, None])  # norms are preserved as well
     expected = case.build().gram(data * torch.arange(1, 7)[:, None])
     torch.testing.assert_close(features @ features.T, expected, rtol=1e-7, atol=1e-7)
 
 
 def test_the_nystrom_approximation_never_exceeds_the_kernel(generator: torch.Generator) -> None:
-    """A projection shortens: the Gram matrix of what it leaves out is positive semidefinite."""
+    """A projection shortens vectors: the Gram matrix of the residuals is positive semidefinite."""
     data = torch.randn(12, 6, generator=generator, dtype=torch.float64)
     for filters in (1, 4, 9):
         layer = KernelLinear(6, filters, kernel=RBFSphere(0.6), eps=0, generator=generator).double()
@@ -52,9 +52,9 @@ def sample_filters(ckn: torchckn.CKN, images: torch.Tensor, generator: torch.Gen
             )
         else:
             patches = x.flatten(1)
-        chosen = torch.randperm(len(patches), generator=generator)[: layer.filters]
+        indices = torch.randperm(len(patches), generator=generator)[: layer.filters]
         with torch.no_grad():
-            layer.weight.copy_(patches[chosen].reshape(layer.weight.shape))
+            layer.weight.copy_(patches[indices].reshape(layer.weight.shape))
         layer.normalize_()
 
     hooks = [layer.register_forward_pre_hook(fill) for layer in ckn.kernel_layers().values()]

@@ -59,7 +59,7 @@ def test_average_pooling_weighs_all_pairs_of_patches() -> None:
 
 
 def finite_feature_networks() -> dict[str, list[Node]]:
-    """Networks of linear kernels with as many filters as dimensions: there, nothing is approximated but eps."""
+    """Networks of linear kernels with as many filters as dimensions, for which only eps is an approximation."""
     linear = {"kernel": Linear(), "eps": 1e-12}
     return {
         "convolution": [Conv("c", filters=18, kernel_size=(3, 3), **linear)],
@@ -121,7 +121,7 @@ def test_the_exact_kernel_is_symmetric_and_positive_definite(small_graph: Graph)
     assert torch.linalg.eigvalsh(gram).min() > 0
 
 
-def test_a_trained_bandwidth_counts_and_filters_do_not() -> None:
+def test_the_exact_kernel_depends_on_trained_bandwidths_and_not_on_filters() -> None:
     graph = Graph((1, 4, 4), [Conv("c", filters=2, kernel_size=(2, 2), kernel=RBFSphere(0.6, trainable=True))])
     x = images(2, 1, 4, 4)
     ckn = torchckn.CKN(graph)

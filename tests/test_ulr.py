@@ -321,7 +321,7 @@ def test_the_head_of_a_convnet_is_the_layer_its_scores_come_from() -> None:
     net = torchckn.ScaledConvNet(Odd(nn.Identity()), (1, 8, 8))
     assert (net.head.in_features, net.head.out_features) == (36, 3)
     assert net.features(torch.rand(2, 1, 8, 8)).shape == (2, 36)
-    with pytest.raises(torchckn.TranslationError, match="do not come out of an nn.Linear"):
+    with pytest.raises(torchckn.TranslationError, match="expected a ConvNet whose output is that of an nn.Linear"):
         torchckn.ScaledConvNet(Odd(nn.LogSoftmax(1)), (1, 8, 8))
     with pytest.raises(DataError, match=r"does not take images of shape \(3, 8, 8\)"):
         torchckn.ScaledConvNet(Odd(nn.Identity()), (3, 8, 8))

@@ -1,4 +1,4 @@
-"""Sizes of windows and of what they leave: shared by layers, pooling and the graph."""
+"""Window sizes and output sizes, shared by layers, pooling and the graph."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Pair = tuple[int, int]
 
 
 def pair(name: str, value: int | Pair, least: int = 1) -> Pair:
-    """``value`` as (rows, columns), checked."""
+    """``value`` as a validated pair (rows, columns)."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in both):
-        raise ConfigError(f"{name} expected a whole number of at least {least}, or two of them, got {value!r}")
+        raise ConfigError(f"{name} expected an integer >= {least} or a pair of them, got {value!r}")
     return both
 
 
 def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
-    """Height and width after a convolution, as torch counts them; below 1 where no patch fits."""
+    """Height and width after a convolution, as in torch; below 1 if no patch fits."""
     spans = (size[i] + 2 * padding[i] - dilation[i] * (kernel_size[i] - 1) - 1 for i in (0, 1))
     rows, columns = (span // step + 1 for span, step in zip(spans, stride, strict=True))
     return rows, columns
