@@ -36,8 +36,14 @@ class Images(NamedTuple):
 
 def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Images:
     whole = data.load(settings.data, data_dir)
-    held_out = settings.validation or max(1, min(10_000, len(whole.train.images) // 6))
-    train, valid = data.split(whole.train, held_out, settings.training.seed)
+    train, valid = whole.train, whole.valid
+    if valid is None:
+        held_out = settings.validation or max(1, min(10_000, len(train) // 6))
+        train, valid = data.split(train, held_out, settings.training.seed)
+    elif settings.validation is not None:
+        raise ConfigError(
+            f"validation is for data without validation images, but {whole.name} has {len(valid)} of its own; leave it out"
+        )
     pixels = data.Preprocessing.fit(train.images, whiten=settings.whiten)
     return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels)
 

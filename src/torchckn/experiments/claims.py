@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..choices import Verdict
+from ..formats import difference
 from .results import Result, Results
 
 #: per cent; about what another seed changes
@@ -102,7 +103,7 @@ def _newton_few(results: Results) -> tuple[str, int, Verdict] | None:
     differences = _newton_minus_svd(results, 8)
     if not differences:
         return None
-    return f"{_mean(differences):+.1f} %", 2 * len(differences), _verdict([abs(_mean(differences)) <= MARGIN])
+    return difference(_mean(differences)), 2 * len(differences), _verdict([abs(_mean(differences)) <= MARGIN])
 
 
 @_claim("Newton is 1.7 % better than SVD with 128 filters, after 1,000 steps (All-CNN-C)", "5.2")
@@ -110,9 +111,9 @@ def _newton_many(results: Results) -> tuple[str, int, Verdict] | None:
     differences = _newton_minus_svd(results, 128)
     if differences:
         mean = _mean(differences)
-        return f"{mean:+.1f} %", 2 * len(differences), _verdict([mean > MARGIN, mean >= 1.7 - MARGIN])
+        return difference(mean), 2 * len(differences), _verdict([mean > MARGIN, mean >= 1.7 - MARGIN])
     fewer = _newton_minus_svd(results, 32)
-    shown = f"with 32 filters instead: {_mean(fewer):+.1f} %" if fewer else ""
+    shown = f"with 32 filters instead: {difference(_mean(fewer))}" if fewer else ""
     return (shown, 2 * len(fewer), "not run at this scale") if fewer else None
 
 
@@ -138,7 +139,7 @@ def _ulr_claim(network: str, filters: int, claimed: float | None) -> None:
         by_steps = _mean(_differences(results, ulr, sgo, "valid_accuracy"))
         by_time = _mean([100 * _at_equal_time(*pair) for pair in pairs])
         steps = pairs[0][0].history[-1]["step"]
-        shown = f"after {steps} steps {by_steps:+.1f} %, after the same time {by_time:+.1f} %"
+        shown = f"after {steps} steps {difference(by_steps)}, after the same time {difference(by_time)}"
         return shown, 2 * len(pairs), _verdict([by_steps > MARGIN, by_time > MARGIN])
 
 
@@ -176,7 +177,7 @@ def _against_convnet(
 
 
 def _by_filters(values: dict[int, float], digits: int = 1) -> str:
-    return ", ".join(f"{value:+.{digits}f} % ({filters} filters)" for filters, value in values.items())
+    return ", ".join(f"{difference(value, digits)} ({filters} filters)" for filters, value in values.items())
 
 
 def _lenet_claims(network: str) -> None:
@@ -273,7 +274,7 @@ def _connections_claim(network: str, incomplete: float, complete: float) -> None
         differences = _differences(results, complete, incomplete, "test_accuracy")
         if not differences:
             return None
-        return f"{_mean(differences):+.2f} %", 2 * len(differences), _verdict([round(_mean(differences), 2) >= -0.1])
+        return difference(_mean(differences), 2), 2 * len(differences), _verdict([round(_mean(differences), 2) >= -0.1])
 
     def _schemes(results: Results) -> list[list[Result]]:
         both = ("incomplete", "complete")
@@ -316,7 +317,7 @@ def _comparison(text: str, experiment: str, this: dict[str, Any], that: dict[str
             first, second = (results.of(experiment, network=network, **wanted) for wanted in (this, that))
             differences = _differences(results, first, second, "test_accuracy")
             if differences:
-                shown.append(f"{NAMES[network]} {_mean(differences):+.1f} %")
+                shown.append(f"{NAMES[network]} {difference(_mean(differences))}")
                 outcomes.append(_mean(differences) >= least)
                 runs += 2 * len(differences)
         return (", ".join(shown), runs, _verdict(outcomes)) if shown else None
