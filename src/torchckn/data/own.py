@@ -162,7 +162,7 @@ def read_for(file: Path, shape: tuple[int, int, int], resize: bool = False) -> T
     if channels not in (1, 3):
         raise DataError(f"image files are grey or RGB, but the network expects images of {channels} channels")
     if not file.exists():
-        raise DataError(f"{file} does not exist; expected an image file")
+        raise DataError(f"{file} does not exist; expected an image file or a folder of images")
     pixels = read_image(file, "L" if channels == 1 else "RGB")
     if tuple(pixels.shape[1:]) == (height, width):
         return pixels
