@@ -331,7 +331,7 @@ def test_penalties_of_equal_accuracy_are_ranked_by_their_validation_loss(loss: A
 
 def test_a_fitted_head_has_the_accuracy_that_is_reported_even_on_few_images() -> None:
     digits = data.load("mnist-mini").train
-    train, valid = ((digits.images[part], digits.labels[part]) for part in (slice(0, 300), slice(300, 320)))
+    train, valid = digits[:300], digits[300:320]
     ckn = translate(zoo.build("lenet1", filters=6), (1, 28, 28), RBFSphere(0.6), generator=seeded())
     fit = fit_head(ckn, train, valid)
     assert evaluate(ckn, valid).accuracy == fit.accuracy == max(score.accuracy for score in fit.curve)
@@ -378,7 +378,7 @@ def test_refitting_uses_validation_images_too() -> None:
 def test_a_whole_network_is_trained_without_labels_for_its_filters() -> None:
     digits = data.load("mnist-mini")
     assert digits.test is not None
-    train, valid = data.split(data.Part(*(t[:2500] for t in digits.train)), 500)
+    train, valid = data.split(digits.train[:2500], 500)
     pixels = data.Preprocessing.fit(train.images)
     net = zoo.build("lenet1", filters=12)
     ckn = translate(net, (1, 28, 28), RBFSphere(0.6), preprocessing=pixels, generator=seeded())

@@ -113,9 +113,20 @@ def test_images_that_do_not_fit_are_refused_with_a_reason(digits: tuple[np.ndarr
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("estimator", [CKNTransformer(filters=4, patches=100), CKNClassifier(filters=4, patches=100)])
 def test_scikit_learn_s_own_checks_pass(estimator: Any) -> None:
-    results = check_estimator(estimator, on_fail=None, on_skip=None)
+    # The test after this one has the tolerance of float32, in which features are computed; scikit-learn's is 1e-7.
+    too_strict = {"check_methods_subset_invariance": "float32"}
+    results = check_estimator(estimator, expected_failed_checks=too_strict, on_fail=None, on_skip=None)
     assert len(results) > 40
     assert not [result["check_name"] for result in results if result["status"] == "failed"]
+
+
+def test_scores_of_an_image_do_not_depend_on_the_others(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = digits
+    model = CKNClassifier(**SMALL, lam=1e-3).fit(x, y)
+    for method in (model.predict_proba, model.decision_function):
+        together = method(x[:20])
+        one_by_one = np.concatenate([method(x[i : i + 1]) for i in range(20)])
+        np.testing.assert_allclose(one_by_one, together, rtol=1e-4, atol=1e-4)
 
 
 def some_digits(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
