@@ -235,6 +235,37 @@ def test_predict_says_what_it_sees(command: Callable[..., Result], place: Path, 
     assert second["file"].endswith("large.png")
 
 
+def test_predict_takes_all_images_of_a_folder(command: Callable[..., Result], place: Path, tmp_path: Path) -> None:
+    part = data.load("mnist-mini").train
+    names = ["a.png", "b.bmp", "deep/c.webp", "deep/er/d.tif"]
+    for name, image in zip(names, part[:4].images, strict=True):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(tmp_path / "images" / name)
+    status, out, _ = command("predict", place / "ckn", tmp_path / "images", place / "five.png", "--json")
+    assert status == 0
+    rows = json.loads(out)
+    assert [row["file"] for row in rows] == [str(tmp_path / "images" / name) for name in names] + [str(place / "five.png")]
+    (alone,) = json.loads(command("predict", place / "ckn", tmp_path / "images" / "b.bmp", "--json")[1])
+    assert rows[1]["label"] == alone["label"]
+    assert rows[1]["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-4)
+    (tmp_path / "images" / "labels.csv").write_text("a,5")
+    with pytest.warns(UserWarning, match="1 file was not read: labels.csv"):
+        assert command("predict", place / "ckn", tmp_path / "images", "--json")[1] == json.dumps(rows[:4], indent=2) + "\n"
+
+
+def test_a_run_on_images_with_a_validation_part_is_evaluated_on_it(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    part = data.load("mnist-mini").train
+    parts = {"": part[:200], "_valid": part[200:240], "_test": part[240:260]}
+    arrays = {f"{name}{end}": values for end, some in parts.items() for name, values in zip("xy", some, strict=True)}
+    np.savez(tmp_path / "own.npz", **arrays)
+    _, out, _ = command("data", "fetch", tmp_path / "own.npz")
+    assert "own: 200 training and 40 validation and 20 test images, 10 classes" in out
+    status, out, _ = command("evaluate", place / "ckn", "--data", tmp_path / "own.npz", "--part", "valid", "--json")
+    assert (status, json.loads(out)["images"]) == (0, 40)
+
+
 def test_data_sets_are_listed_fetched_and_verified(command: Callable[..., Result], tmp_path: Path) -> None:
     _, out, _ = command("data", "list", "--json", "--data-dir", tmp_path)
     assert {"name": "mnist-mini", "here": True} in json.loads(out)
@@ -289,7 +320,7 @@ BAD: list[tuple[str, int, str]] = [
     ("train --momentum 2", 2, "momentum: expected a number less than 1, got 2.0"),
     ("train --method newton", 2, "method: expected 'ulr', 'sgo', 'sgo-ball' or 'sgd', got 'newton'"),
     ("train --data nist", 2, "unknown data set 'nist'.*'mnist'"),
-    ("train --data {p}/empty", 1, "expected a sub-folder of images for each class"),
+    ("train --data {p}/empty", 1, "expected a sub-folder of images for each class, at least two, got 0"),
     ("train --data {p}/mixed", 1, "images must have one size"),
     ("train --data {p}/bad", 1, "2.png cannot be read as an image"),
     ("train --data {p}/nothing.npz", 1, "expected arrays x and y, got a"),
@@ -318,13 +349,16 @@ BAD: list[tuple[str, int, str]] = [
     ("evaluate {p}/not.ckn", 1, "is not a torchckn model, or is truncated or corrupt"),
     ("evaluate {p}/thesis", 1, "is not a run folder"),
     ("evaluate {p}/unfinished", 1, "is not finished.*--resume"),
-    ("evaluate {p}/ckn --part dev", 2, "--part expected test or train, got 'dev'"),
+    ("evaluate {p}/ckn --part dev", 2, "--part expected test, train or valid, got 'dev'"),
     ("evaluate {p}/model.ckn", 2, "name the images with --data"),
     ("evaluate {p}/ckn --data {p}/untested.npz", 2, "has no test part"),
+    ("evaluate {p}/ckn --data {p}/digits.npz --part valid", 2, "has no valid part"),
     ("predict {p}/ckn", 2, "Missing argument"),
     ("predict {p}/ckn {p}/none.png", 1, "none.png does not exist"),
+    ("predict {p}/ckn {p}/none", 1, "none does not exist; expected an image file or a folder of images"),
+    ("predict {p}/ckn {p}/empty", 1, "empty expected image files .*, got none; add images"),
     ("predict {p}/ckn {p}/not.png", 1, "cannot be read as an image"),
-    ("predict {p}/ckn {p}/large.png", 1, "30x40 pixels, the network takes 28x28; .*--resize"),
+    ("predict {p}/ckn {p}/large.png", 1, "30x40 pixels, the network expects 28x28; .*--resize"),
     ("export {p}/ckn -o {p}/a.pb", 2, "ending in .onnx or .pt2"),
     ("draw {p}/thesis", 1, "is not a run folder"),
     ("draw {p}/ckn --port 70000", 2, "65535"),

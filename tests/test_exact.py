@@ -140,6 +140,41 @@ def test_zero_images_follow_the_convention_of_the_layers() -> None:
         assert torchckn.exact_kernel(graph, x).item() == pytest.approx(expected)
 
 
+KERNELS_WITH_RANDOM_FEATURES = [Linear(), ArcCosine(0), ArcCosine(1), ArcCosine(2), RBFSphere(0.6)]
+
+
+def random_features(layer: Node, x: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    graph = Graph(tuple(x.shape[1:]), [layer])
+    return torchckn.CKN(graph, weights="random-features", generator=generator, dtype=torch.float64).features(x)
+
+
+@pytest.mark.parametrize("regions", [None, (2, 1)], ids=str)
+@pytest.mark.parametrize("kernel", KERNELS_WITH_RANDOM_FEATURES, ids=str)
+def test_random_features_of_a_local_layer_have_the_exact_kernel_as_their_mean(
+    kernel: kernels.Kernel, regions: tuple[int, int] | None
+) -> None:
+    x = images(3, 2, 3, 3)
+    local = Local("l", filters=4000, kernel_size=(2, 2), regions=regions, kernel=kernel)
+    convolution = Conv("l", filters=4000, kernel_size=(2, 2), kernel=kernel)
+
+    def error(layer: Node) -> float:
+        """The mean over seeds of the relative distance to the exact kernel."""
+        exact = torchckn.exact_kernel(Graph((2, 3, 3), [layer]), x)
+        grams = [features @ features.T for features in (random_features(layer, x, seed) for seed in range(3))]
+        return float(sum((gram - exact).norm() / exact.norm() for gram in grams) / len(grams))
+
+    assert error(local) < 2 * error(convolution) < 0.06
+
+
+@pytest.mark.parametrize("kernel", KERNELS_WITH_RANDOM_FEATURES, ids=str)
+def test_random_features_of_a_local_layer_with_one_region_are_those_of_convolution(kernel: kernels.Kernel) -> None:
+    x = images(3, 2, 3, 3)
+    options = {"filters": 50, "kernel_size": (2, 2), "kernel": kernel}
+    local = random_features(Local("l", regions=(1, 1), **options), x)
+    torch.testing.assert_close(local, random_features(Conv("l", **options), x))
+
+
 def test_max_pooling_has_no_exact_kernel() -> None:
     graph = Graph((1, 4, 4), [Conv("c", filters=2), MaxPool("m", kernel_size=(2, 2))])
     with pytest.raises(ConfigError, match="'m' is max pooling, which acts on coordinates"):
