@@ -46,8 +46,19 @@ def options_table() -> str:
         if heading:  # options without a heading, such as --resume, are described on the page itself
             names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
             text = re.sub(r"(?<!\\)\[/?\w+\]", "", parameter.help or "").replace("\\[", "[").replace("|", "&#124;")
-            headings.setdefault(heading, []).append(f"| {names} | {text} |")
-    return "\n\n".join("\n".join([f"**{name}**", "", "| | |", "|---|---|", *rows]) for name, rows in headings.items())
+            text, _, default = text.partition(" [default: ")
+            default = f"`{default.removesuffix(']')}`" if default else ""
+            words = (
+                ", ".join(f"`{word}`" for word in (parameter.metavar or "").split("|"))
+                if "|" in (parameter.metavar or "")
+                else ""
+            )
+            headings.setdefault(heading, []).append(
+                f"| {names} | {default} | {text}{f' One of {words}.' if words else ''} |"
+            )
+    return "\n\n".join(
+        "\n".join([f"**{name}**", "", "| option | default | |", "|---|---|---|", *rows]) for name, rows in headings.items()
+    )
 
 
 def mathml(latex: str) -> str:
