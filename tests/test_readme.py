@@ -27,16 +27,16 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def _registries_restored() -> Iterator[None]:
-    """Kernels, operations and rules that a page registers are removed after it."""
-    registries = [(registry, dict(registry)) for registry in (Kernel._known, Node._known, RULES)]
+def _forgetting() -> Iterator[None]:
+    """What a page registers, kernels and operations and rules of its own, is forgotten after it."""
+    registries = [(known, dict(known)) for known in (Kernel._known, Node._known, RULES)]
     yield
-    for registry, before in registries:
-        registry.clear()
-        registry.update(before)
+    for known, before in registries:
+        known.clear()
+        known.update(before)
 
 
-@pytest.mark.usefixtures("_registries_restored")
+@pytest.mark.usefixtures("_forgetting")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != README], ids=lambda page: page.name)
 def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
