@@ -1,4 +1,4 @@
-"""The code in the README and in the docs runs as it stands, block after block."""
+"""The code in the README and in the docs runs as it stands, block after block; the README is short and works elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from torchckn.kernels import Kernel
 from torchckn.translation.rules import RULES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+#: where files of the repository are on the web: as pages, and as raw files
+HOMES = ("https://github.com/torchckn/torchckn/blob/main/", "https://raw.githubusercontent.com/torchckn/torchckn/main/")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -34,7 +37,7 @@ def _forgetting() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_forgetting")
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != README], ids=lambda page: page.name)
 def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -49,8 +52,29 @@ def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         sys.modules.pop(Path(file).stem, None)
 
 
-def test_the_readme_has_code() -> None:
-    assert len(blocks(ROOT / "README.md")) >= 3
+def test_the_example_in_the_readme_is_short_and_prints_what_stands_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    ((_, example),) = blocks(README)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
+    exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    shown = README.read_text().partition(f"```python\n{example}```\n\n```text\n")[2].partition("```")[0]
+    decimal = r"\d+\.\d+"
+    assert re.sub(decimal, "", printed) == re.sub(decimal, "", shown)
+    differences = [
+        abs(float(a) - float(b)) for a, b in zip(*(re.findall(decimal, text) for text in (printed, shown)), strict=True)
+    ]
+    assert max(differences) < 0.02, printed  # another machine rounds in another way
+
+
+def test_the_readme_has_at_most_120_lines() -> None:
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_links_of_the_readme_work_on_a_package_index_as_well() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", README.read_text()):
+        home = next((home for home in HOMES if target.startswith(home)), None)
+        assert home, f"{target} is not an absolute link"
+        assert (ROOT / target.removeprefix(home)).is_file(), target
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -62,9 +86,8 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_the_make_targets_that_the_readme_and_the_docs_name_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
-        named = set(re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE))
-        assert named <= targets, page.name
-        assert named or page.name != "README.md"
+        assert set(re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE)) <= targets, page.name
+    assert {"demo", "test"} <= set(re.findall(r"^make ([a-z]+)", README.read_text(), re.MULTILINE))
 
 
 def test_the_drawing_in_the_docs_is_the_one_that_translate_makes() -> None:

@@ -1,0 +1,186 @@
+"""Figures in the documentation have one source: docs/benchmarks.md, or docs/results.md, which is made from the results.
+
+Every figure (percentage, ratio, time, memory) on another page is listed here with the line that it is quoted from, or with
+the reason why it has none. Whoever changes a figure, on the page or at its source, has to change the other one as well.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+
+import pytest
+
+from torchckn.experiments.results import read_results
+
+from .test_readme import PAGES, ROOT
+
+SOURCES = ("benchmarks.md", "results.md")
+NETWORKS = ("lenet1", "lenet5", "allcnn")
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+UNIT = r"(?:%|(?:percentage\s+)?points?\b|x(?! ?\d)\b|times\b|m?s\b|seconds?\b|minutes?\b|hours?\b|[GM]B\b)"
+FIGURE = re.compile(rf"(?<![\w.^])(?<!\^-)({NUMBER})(?=(?:,?\s+(?:to|and|or)\s+{NUMBER}|,\s+{NUMBER}|-{NUMBER})*\s*{UNIT})")
+
+#: page -> its figures in their order, each with the line of a source that has it, or with the reason why there is none
+QUOTED: dict[str, list[tuple[str, str]]] = {
+    "README.md": [
+        ("77.6", "benchmarks.md: | two layers, 64 and 256, whitened CIFAR-10 (`ckn-cifar`)"),
+        ("1.1", "benchmarks.md: In short: forward and backward take"),
+        ("2.4", "benchmarks.md: In short: forward and backward take"),
+        ("99.05", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5`)"),
+        ("101", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5`)"),
+        ("98.5", "benchmarks.md: | LeNet-1 CKN, 32, MNIST (`lenet1 --seed 1`)"),
+        ("48", "benchmarks.md: | LeNet-1 CKN, 32, MNIST (`lenet1 --seed 1`)"),
+    ],
+    "questions.md": [
+        ("94.6", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5 --seed 1`)"),
+        ("99.05", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5`)"),
+        ("101", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5`)"),
+        ("1.1", "benchmarks.md: In short: forward and backward take"),
+        ("2.4", "benchmarks.md: In short: forward and backward take"),
+        ("0.97", "benchmarks.md: In short: forward and backward take"),
+        ("2.6", "benchmarks.md: In short: forward and backward take"),
+    ],
+    "training.md": [("2", "a setting: DROP in torchckn.fit.loop")],
+    "paper.md": [
+        ("2", "a setting: DROP in torchckn.fit.loop"),
+        *((figure, "the paper: section 5.3") for figure in ("64", "97")),
+        *((figure, "the paper: appendix G") for figure in ("67", "98")),
+    ],
+}
+
+
+def figures(text: str) -> list[re.Match[str]]:
+    """The figures of a page, but not those of its code."""
+    prose = re.sub(r"^```(?:python|sh|bibtex).*?^```", lambda code: " " * len(code[0]), text, flags=re.DOTALL | re.MULTILINE)
+    return [*FIGURE.finditer(prose)]
+
+
+def problems(texts: Mapping[str, str], quoted: Mapping[str, list[tuple[str, str]]]) -> Iterator[str]:
+    """What does not agree between pages, the list of their figures, and the sources."""
+    for page, text in texts.items():
+        on_page, listed = [figure[1] for figure in figures(text)], [figure for figure, _ in quoted.get(page, [])]
+        if page not in SOURCES and on_page != listed:
+            yield f"{page} has the figures {on_page}, test_figures.py lists {listed}"
+    for page, entries in quoted.items():
+        for figure, source in entries:
+            name, _, start = source.partition(": ")
+            if name in SOURCES and not has_figure(lines(texts[name], start), figure):
+                yield f"{page}: {figure} is not in {source}"
+
+
+def lines(text: str, start: str) -> str:
+    """The lines that begin in this way."""
+    return "\n".join(line for line in text.splitlines() if line.startswith(start))
+
+
+def has_figure(line: str, figure: str) -> bool:
+    return figure in re.findall(rf"(?<![\w.]){NUMBER}(?!\w)", line)
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return {str(page.relative_to(ROOT / "docs" if page.parent != ROOT else ROOT)): page.read_text() for page in PAGES}
+
+
+def test_every_figure_outside_the_benchmarks_is_quoted_from_there_or_has_a_reason(texts: dict[str, str]) -> None:
+    assert list(problems(texts, QUOTED)) == []
+
+
+def test_a_figure_that_is_changed_is_noticed(texts: dict[str, str]) -> None:
+    pages = [page for page in texts if page not in SOURCES and figures(texts[page])]
+    assert set(pages) == set(QUOTED)
+    for page in pages:
+        for figure in figures(texts[page]):
+            for other in (f"{figure[1]}1", str(9 - int(figure[1][0])) + figure[1][1:]):
+                changed = texts[page][: figure.start()] + other + texts[page][figure.end() :]
+                assert list(problems(texts | {page: changed}, QUOTED)), f"{page}: {figure[1]} became {other}"
+    for entry, source in (entry for entries in QUOTED.values() for entry in entries):
+        name, _, start = source.partition(": ")
+        if name in SOURCES:
+            line = lines(texts[name], start)
+            assert line, source
+            changed = texts[name].replace(line, re.sub(rf"(?<![\w.]){re.escape(entry)}(?!\w)", f"{entry}1", line))
+            assert list(problems(texts | {name: changed}, QUOTED)), f"{source}: {entry} was changed"
+
+
+def test_a_new_figure_is_noticed(texts: dict[str, str]) -> None:
+    for sentence in ("It takes 3 s.", "It has 97.2 %.", "It is 4 to 5 times faster.", "It needs 1.5 GB.", "2 points more"):
+        assert list(problems(texts | {"index.md": f"{texts['index.md']}\n{sentence}\n"}, QUOTED)), sentence
+
+
+def test_the_summary_of_the_experiments_has_the_figures_of_their_results(texts: dict[str, str]) -> None:
+    results = read_results(ROOT / "experiments", "cpu")
+
+    def accuracy(experiment: str, **variables: object) -> float:
+        """Mean test accuracy over the seeds, in percent."""
+        wanted = {key.replace("bias", "options.bias"): value for key, value in variables.items()}
+        found = [r for r in results.of(experiment) if all(r.variables.get(key) == value for key, value in wanted.items())]
+        assert len(found) in (1, 3), variables
+        return 100 * statistics.mean(r["test_accuracy"] for r in found)
+
+    def span(values: Iterable[float], decimals: int = 0) -> str:
+        values = sorted(values)
+        return f"{values[0]:.{decimals}f} to {values[-1]:.{decimals}f}"
+
+    filters = (8, 16, 32)
+    ckn = {(net, f): accuracy("ckn-convnet", network=net, filters=f, kind="ckn") for net in NETWORKS for f in filters}
+    unsupervised = {key: accuracy("unsupervised", network=key[0], filters=key[1]) for key in ckn}
+
+    def ahead(net: str, budget: str, *biases: bool) -> list[float]:
+        """Percentage points by which kernel networks are ahead of their ConvNets."""
+        common = {"network": net, "kind": "convnet", "budget": budget}
+        return [ckn[net, f] - accuracy("ckn-convnet", filters=f, bias=bias, **common) for f in filters for bias in biases]
+
+    def behind(budget: str) -> float:
+        """Percentage points by which the ConvNet with 16 filters is behind if features are centred per feature."""
+        common = {"network": "allcnn", "filters": 16, "centering": "feature"}
+        return accuracy("centering", kind="ckn", **common) - accuracy("centering", kind="convnet", budget=budget, **common)
+
+    of = {net: [ckn[net, f] for f in filters] for net in NETWORKS}
+    share = {net: span(100 * unsupervised[net, f] / ckn[net, f] for f in filters) for net in NETWORKS}
+    lenet1 = ahead("lenet1", "steps", False)
+    points = "percentage points"
+    expected = [
+        f"LeNet-1 (MNIST): the kernel network has {span(of['lenet1'], 1)} %, between {max(lenet1):.2f} {points} more and "
+        f"{-min(lenet1):.2f} {points} less than its ConvNet.",
+        f"LeNet-5 (MNIST): the kernel network has {span(of['lenet5'], 1)} %, which is "
+        f"{span(ahead('lenet5', 'steps', False), 1)} {points} more than its ConvNet.",
+        f"All-CNN-C (CIFAR-10, 300 steps): the kernel network has {span(of['allcnn'])} %. That is "
+        f"{span(ahead('allcnn', 'steps', False, True))} {points} more than the ConvNet after the same number of steps, and "
+        f"{span(ahead('allcnn', 'time', False, True))} {points} more after the same time.",
+        f"with 16 filters, the ConvNet is {behind('steps'):.0f} {points} behind after the same number of steps and "
+        f"{behind('time'):.0f} {points} behind after the same time.",
+        f"Unsupervised filters reach {share['lenet1']} % (LeNet-1), {share['lenet5']} % (LeNet-5) and {share['allcnn']} % "
+        "(All-CNN-C) of the accuracy after training with labels.",
+    ]
+    section = texts["benchmarks.md"].partition("## The paper's experiments in short\n")[2]
+    for sentence in expected:
+        assert sentence in " ".join(section.split())
+    assert len(figures(section)) == len(figures("\n".join(expected))), "a figure that is not checked here"
+
+
+def test_ranges_of_speeds_are_those_of_their_table(texts: dict[str, str]) -> None:
+    table = texts["benchmarks.md"].partition("## Forward and backward pass")[2].partition("In short")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith(("| LeNet", "| All-CNN"))]
+    assert len(rows) == 5
+    sentence = lines(texts["benchmarks.md"], "In short: forward and backward take")
+    for column, words in ((4, "forward and backward take"), (5, "inference takes")):
+        values = sorted((row[column].strip() for row in rows), key=float)
+        assert f"{words} {values[0]} to {values[-1]} times" in sentence
+
+
+def test_every_table_of_the_benchmarks_has_its_command(texts: dict[str, str]) -> None:
+    for section in texts["benchmarks.md"].split("\n## ")[1:]:
+        assert re.search(r"`(make bench|python -m benchmarks\.\w+|torchckn reproduce) ?", section), section.splitlines()[0]
+
+
+def test_the_runs_in_the_repository_have_the_figures_of_the_benchmarks(texts: dict[str, str]) -> None:
+    metrics = (ROOT / "benchmarks" / "results" / "allcnn-1000.jsonl").read_text().splitlines()
+    for step, figure in ((100, "61.0"), (1000, "74.3")):
+        (record,) = (line for line in metrics if f'"step": {step},' in line)
+        found = re.search(r'"valid_accuracy": ([\d.]+)', record)
+        assert found
+        assert f"{100 * float(found[1]):.1f}" == figure
+        assert has_figure(texts["benchmarks.md"], figure)
