@@ -55,8 +55,8 @@ def drawn(image: torch.Tensor) -> bytes:
     return json.dumps({"pixels": large.flatten().tolist()}).encode()
 
 
-def test_a_digit_is_recognised_and_its_neighbours_are_alike(server: Any) -> None:
-    test = data.load("mnist-mini").test
+def test_a_digit_is_recognised_and_its_neighbours_are_alike(server: Any, digits: data.DataSet) -> None:
+    test = digits.test
     assert test is not None
     right, alike = 0, 0
     for image, label in zip(test.images[:20], test.labels[:20].tolist(), strict=True):
