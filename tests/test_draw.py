@@ -24,12 +24,12 @@ from .browser import browser, console, open_page  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> Iterator[Any]:
     """A server for a CKN and a ConvNet that were trained a little."""
     folder = tmp_path_factory.mktemp("draw")
     for kind in ("ckn", "convnet"):
-        arguments = ["train", "lenet5", "--filters", "8", "--kind", kind, "--steps", "20", "--run", str(folder / kind), "-q"]
-        cli.app(arguments, standalone_mode=False)
+        network = ["lenet5", "--filters", "8", "--kind", kind, "--data", str(few_digits)]
+        cli.app(["train", *network, "--steps", "20", "--run", str(folder / kind), "-q"], standalone_mode=False)
     made = make_server([folder / "ckn", folder / "convnet"])
     thread = threading.Thread(target=made.serve_forever, daemon=True)
     thread.start()
@@ -55,8 +55,8 @@ def drawn(image: torch.Tensor) -> bytes:
     return json.dumps({"pixels": large.flatten().tolist()}).encode()
 
 
-def test_a_digit_is_recognized_and_its_nearest_images_have_its_class(server: Any) -> None:
-    test = data.load("mnist-mini").test
+def test_a_digit_is_recognized_and_its_nearest_images_have_its_class(server: Any, digits: data.DataSet) -> None:
+    test = digits.test
     assert test is not None
     right, alike = 0, 0
     for image, label in zip(test.images[:20], test.labels[:20].tolist(), strict=True):

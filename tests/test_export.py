@@ -65,18 +65,24 @@ def assert_depends_on_the_image(expected: Tensor) -> None:
     assert (expected - expected[0]).abs().max() > 1e-3
 
 
-def translated(name: str, kernel: kernels.Kernel | Literal["match"], whiten: bool = False) -> tuple[torchckn.CKN, Tensor]:
+def translated(
+    net: nn.Module, shape: tuple[int, int, int], kernel: kernels.Kernel | Literal["match"], whiten: bool = False
+) -> tuple[torchckn.CKN, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    net: ConvNet = zoo.build(name, filters=8, classes=10, **({"in_channels": 27} if whiten else {}))
-    shape = (3, 32, 32) if whiten else net.input_shape
     images = photographs(6, shape, generator)
     pixels = Preprocessing.fit(images, whiten=whiten)
     ckn = torchckn.translate(net, shape, kernel=kernel, preprocessing=pixels, centering="none", generator=generator)
     return fitted(ckn, images, generator), images
 
 
-#: LeNet-5, with its step functions and linear layers; the others take a minute
-MATCHED = ["lenet5", *(pytest.param(name, marks=pytest.mark.slow) for name in zoo.names() if name != "lenet5")]
+def from_zoo(name: str, kernel: kernels.Kernel | Literal["match"]) -> tuple[torchckn.CKN, Tensor]:
+    net: ConvNet = zoo.build(name, filters=8, classes=10)
+    return translated(net, net.input_shape, kernel)
+
+
+def mostly_slow(*quick: str) -> list[Any]:
+    """All names of the zoo. Networks other than these take ten seconds each; ``every_operation`` has what they are made of."""
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in zoo.names() if name not in quick)]
 
 
 def check_onnx(ckn: torchckn.CKN, images: Tensor, path: Path) -> None:
@@ -85,20 +91,19 @@ def check_onnx(ckn: torchckn.CKN, images: Tensor, path: Path) -> None:
     assert difference(run_onnx(export.to_onnx(ckn, path), images), expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", mostly_slow("lenet1", "lenet5", "allcnn"))
 def test_every_network_of_the_zoo_gives_the_same_probabilities_in_onnxruntime(tmp_path: Path, name: str) -> None:
-    check_onnx(*translated(name, RBF), tmp_path / "model.onnx")
+    check_onnx(*from_zoo(name, RBF), tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("name", MATCHED)
-def test_networks_with_the_kernels_of_their_activations_give_the_same_probabilities_in_onnxruntime(
-    tmp_path: Path, name: str
-) -> None:
-    check_onnx(*translated(name, "match"), tmp_path / "model.onnx")
+@pytest.mark.parametrize("name", mostly_slow("lenet5"))
+def test_so_do_networks_with_the_kernels_that_match_their_activations(tmp_path: Path, name: str) -> None:
+    check_onnx(*from_zoo(name, "match"), tmp_path / "model.onnx")
 
 
-def test_a_network_with_whitening_gives_the_same_probabilities_in_onnxruntime(tmp_path: Path) -> None:
-    check_onnx(*translated("allcnn", RBF, whiten=True), tmp_path / "model.onnx")
+def test_so_does_a_network_that_whitens_its_images(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(27, 8, 1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8 * 16, 10))
+    check_onnx(*translated(net, (3, 16, 16), RBF, whiten=True), tmp_path / "model.onnx")
 
 
 KERNELS = [
@@ -362,7 +367,8 @@ def test_a_network_of_random_features_is_refused(small_graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("write", [export.to_onnx, export.to_torch])
-def test_a_path_that_cannot_be_written_to_is_an_error(tmp_path: Path, small: torchckn.CKN, write: Any) -> None:
+def test_a_path_that_cannot_be_written_to_is_an_error(tmp_path: Path, generator: torch.Generator, write: Any) -> None:
+    small = convnet_with(nn.Identity(), generator)
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write .*model: .*; choose a folder that can be written to"):
         write(small, tmp_path / "file" / "model")
@@ -380,9 +386,11 @@ def test_a_path_that_cannot_be_written_to_is_an_error(tmp_path: Path, small: tor
         ({"classes": "abc"}, "classes expected a list of 3 names, one per class, got 'abc'"),
     ],
 )
-def test_invalid_options_are_refused(tmp_path: Path, small: torchckn.CKN, options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be_are_refused(
+    tmp_path: Path, generator: torch.Generator, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        export.to_onnx(small, tmp_path / "model.onnx", **options)
+        export.to_onnx(convnet_with(nn.Identity(), generator), tmp_path / "model.onnx", **options)
     assert not list(tmp_path.iterdir())
 
 

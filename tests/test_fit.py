@@ -375,8 +375,7 @@ def test_refitting_uses_validation_images_too() -> None:
     assert objectives[0] < objectives[2]
 
 
-def test_a_whole_network_is_trained_without_labels_for_its_filters() -> None:
-    digits = data.load("mnist-mini")
+def test_a_whole_network_is_trained_without_labels_for_its_filters(digits: data.DataSet) -> None:
     assert digits.test is not None
     train, valid = data.split(digits.train[:2500], 500)
     pixels = data.Preprocessing.fit(train.images)
