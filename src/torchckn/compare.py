@@ -23,7 +23,7 @@ from .exact import exact_kernel
 from .fit.filters import fit_filters
 from .graph import Graph
 from .network import CKN
-from .summary import render
+from .tables import render
 
 METHODS: tuple[Weights, ...] = ("nystrom", "random-features")
 
