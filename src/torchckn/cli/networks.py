@@ -58,7 +58,7 @@ def translate(
     network: Annotated[str, typer.Argument(help="A network of the zoo, or file.py:ClassName for one of your own.")],
     input_shape: Annotated[
         str | None,
-        typer.Option(help="Shape of an image, such as 1,28,28, in place of a data set.", rich_help_panel="Images"),
+        typer.Option(help="Shape of an image, such as 1,28,28; takes the place of a data set.", rich_help_panel="Images"),
     ] = None,
     data_dir: DataDir = None,
     why: Annotated[bool, typer.Option("--why", help="Show the reasons with every row, not as notes.")] = False,
@@ -70,8 +70,7 @@ def translate(
 ) -> None:
     """Translate a ConvNet into its kernel counterpart, and show what each operation has become.
 
-    The kernel network is the one that [bold]torchckn train[/bold] trains with the same options. A network that does not take
-    the default data set is shown for the images that it was made for.
+    It is the network that [bold]torchckn train[/bold] trains with the same options.
 
     Example: [bold]torchckn translate lenet5 --filters 16[/bold]
     """
@@ -83,7 +82,7 @@ def translate(
     shape = None if input_shape is None else _shape(input_shape)
     images_named = bool(given.keys() & {"data", "whiten"})
     if shape and images_named:
-        raise ConfigError("--input-shape is in place of a data set; leave out --data and --whiten, or --input-shape")
+        raise ConfigError("--input-shape takes the place of a data set; give either --input-shape, or --data and --whiten")
     ckn = _for_shape(settings, shape) if shape else _for_data(settings, data_dir, may_differ=not images_named)
     assert ckn.report is not None
     if strict:
