@@ -92,7 +92,7 @@ def _copy(descriptor: int, target: io.BytesIO) -> None:
 
 def translation(folder: Path) -> None:
     command = ["translate", "lenet5", "--filters", "8"]
-    screen("terminal.svg", 144, [(command, run(folder, *command, width=144))])
+    screen("terminal.svg", 88, [(command, run(folder, *command, width=88))])
 
 
 def training(folder: Path) -> None:

@@ -99,7 +99,7 @@ def translate(
         return
     Console().print(ckn.report.table(why=why))
     images = shape_text(ckn.input_shape)
-    show(False, f"{images} images, {ckn.graph.features} features per image, {ckn.head.out_features} classes")
+    show(False, f"\n{images} images, {ckn.graph.features} features per image, {ckn.head.out_features} classes")
 
 
 def _for_data(settings: Settings, data_dir: Path | None, may_differ: bool) -> CKN:
