@@ -91,7 +91,7 @@ def _copy(descriptor: int, target: io.BytesIO) -> None:
 
 def translation(folder: Path) -> None:
     command = ["translate", "lenet5", "--filters", "8"]
-    screen("terminal.svg", 100, [(command, run(folder, *command))])
+    screen("terminal.svg", 88, [(command, run(folder, *command, width=88))])
 
 
 def training(folder: Path) -> None:

@@ -23,7 +23,7 @@ from .fit.filters import fit_filters
 from .graph import Graph
 from .network import CKN
 from .plots import new_figure, save_figure
-from .summary import render
+from .tables import render
 
 METHODS: tuple[Weights, ...] = ("nystrom", "random-features")
 

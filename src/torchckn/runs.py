@@ -250,6 +250,8 @@ def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
         "network": f"{settings.get('network')} ({settings.get('kind', 'ckn')})" if settings else config.get("network"),
         "method": training.get("method"),
         "steps": training.get("steps"),
+        "steps_done": made,
+        "finished": result is not None,
         "validation": final if final is not None else (taken[-1] if taken else None),
         "test": (result or {}).get("test_accuracy"),
         "seconds": (result or {}).get("seconds", metrics[-1].get("seconds") if metrics else None),

@@ -31,7 +31,7 @@ def demo(
     run(output, seed, steps)
 
 
-@settings_options
+@settings_options()
 def train(
     given: dict[str, Any],
     network: Annotated[

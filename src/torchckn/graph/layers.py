@@ -115,9 +115,9 @@ class WindowNode(Node):
 
     def _window_label(self) -> str:
         text = "{}x{}".format(*self.kernel_size)
-        for name, default in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1))):
-            value = getattr(self, name)
-            if value != default:
+        parts = ("stride", self.stride, (1, 1)), ("pad", self.padding, (0, 0)), ("dilation", self.dilation, (1, 1))
+        for name, value, usual in parts:
+            if value != usual:
                 text += f", {name} {value[0]}" + ("" if value[0] == value[1] else f"x{value[1]}")
         return text
 
@@ -162,7 +162,7 @@ class Conv(WindowNode, KernelNode):
         return grams[0].patches(*self._geometry()).kernel(self.build_kernel())
 
     def label(self) -> str:
-        kind = "identity" if self.init == "identity" else "convolution"
+        kind = "identity" if self.init == "identity" else "conv"
         return f"{kind} {self._window_label()}" + (f", {self.groups} groups" if self.groups > 1 else "")
 
 
