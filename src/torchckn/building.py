@@ -59,7 +59,7 @@ def build_convnet(settings: Settings, image_shape: tuple[int, int, int], classes
             f"unknown network {settings.network!r}: expected one of {', '.join(zoo.names())}, or file.py:ClassName for one "
             "of your own"
         )
-    fitting = zoo.ARCHITECTURES[settings.network].options_for(shape)
+    fitting = zoo.ARCHITECTURES[settings.network].load().options_for(shape)
     return zoo.build(settings.network, settings.filters, **{"classes": classes, **fitting, **settings.options})
 
 

@@ -19,6 +19,7 @@ from ..choices import DataSetName
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..settings import Settings
+from ..zoo.catalogue import names
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -141,6 +142,7 @@ def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 _COMPLETIONS = {"data": completion(get_args(DataSetName))}
+COMPLETE_NETWORKS = completion(names())
 
 
 def _parsed(name: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..fit.config import TrainConfig
 from ..settings import Settings, read_settings, settings_from
-from .options import AsJSON, DataDir, Quiet, print_json, settings_options, show
+from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, print_json, settings_options, show
 
 
 def demo(
@@ -36,7 +36,9 @@ def train(
     given: dict[str, Any],
     network: Annotated[
         str | None,
-        typer.Argument(help="One that torchckn zoo lists, or file.py:ClassName; lenet5 by default."),
+        typer.Argument(
+            help="One that torchckn zoo lists, or file.py:ClassName; lenet5 by default.", autocompletion=COMPLETE_NETWORKS
+        ),
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", "-o", help="A new folder for the run; in ./runs by default.")] = None,
     resume: Annotated[
