@@ -77,7 +77,7 @@ def translate(
 
     Example: [bold]torchckn translate lenet5 --filters 16[/bold]
     """
-    from ..files import write_atomically
+    from ..files import check_output, write_atomically
     from ..storage import save as write_network
     from ..translation import require_exact
 
@@ -88,6 +88,9 @@ def translate(
         raise ConfigError("--input-shape takes the place of a data set; give either --input-shape, or --data and --whiten")
     ckn = _for_shape(settings, shape) if shape else _for_data(settings, data_dir, may_differ=not images_named)
     assert ckn.report is not None
+    for output in (svg, html, save):
+        if output is not None:
+            check_output(output)
     if strict:
         require_exact(ckn.report)
     if svg:

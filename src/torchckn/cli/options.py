@@ -25,6 +25,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets are kept; also TORCHCKN_DATA.")]
 Model = Annotated[Path, typer.Argument(help="The folder of a finished run, or a file that torchckn.save wrote.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the Python code of a network that a run folder has.")]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
 
