@@ -1,1 +1,1 @@
-"""Measurements, as ratios against baselines timed in the same run: ``make bench``, or ``python -m benchmarks``."""
+"""Benchmarks, as ratios to baselines that are timed in the same run: ``make bench``, or ``python -m benchmarks``."""

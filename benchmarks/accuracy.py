@@ -1,4 +1,4 @@
-"""How accurate the gradient through the inverse square root is in float32, method by method."""
+"""Relative error of the float32 gradient through the inverse square root, for each method."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from torchckn.choices import RootMethod as Method
+from torchckn.choices import RootMethod
 from torchckn.kernels import RBFSphere
 from torchckn.nn.functional import projection
 
 Filters = Literal["random", "nearly parallel", "duplicated"]
 KINDS: tuple[Filters, ...] = ("random", "nearly parallel", "duplicated")
-METHODS: tuple[Method, ...] = ("eigh", "newton", "svd")
+METHODS: tuple[RootMethod, ...] = ("eigh", "newton", "svd")
 COUNTS = (8, 32, 128, 512)
 KERNEL = RBFSphere(0.6)
 EPS = 1e-3
 
 
 def make_filters(kind: Filters, count: int, generator: torch.Generator, size: int = 75) -> Tensor:
-    """Unit rows (count, size), float64: independent, within 1e-3 of one another in groups of four, or equal in pairs."""
+    """Filters of unit norm (count, size), float64: independent, in groups of four that differ by 1e-3, or in equal pairs."""
     rows = torch.randn(count, size, generator=generator, dtype=torch.float64)
     if kind == "nearly parallel":
         rows = rows[::4].repeat_interleave(4, 0)[:count] + 1e-3 * torch.randn(
@@ -33,10 +33,10 @@ def make_filters(kind: Filters, count: int, generator: torch.Generator, size: in
     return rows / rows.norm(dim=1, keepdim=True)
 
 
-def gradient_error(kind: Filters, count: int, method: Method, seed: int = 0) -> float:
-    """Relative error, in float32, of the gradient of <A(W), G> in W; against :func:`reference_gradient`."""
+def gradient_error(kind: Filters, count: int, method: RootMethod, seed: int = 0) -> float:
+    """Relative error of the float32 gradient of <A(W), G> with respect to W, against :func:`reference_gradient`."""
     generator = torch.Generator().manual_seed(seed)
-    weight = make_filters(kind, count, generator).float()  # both precisions see the same filters
+    weight = make_filters(kind, count, generator).float()  # the same filters in both precisions
     cotangent = torch.randn(count, count, generator=generator).float()
     w = weight.clone().requires_grad_()
     (gradient,) = torch.autograd.grad((projection(w, KERNEL, EPS, method) * cotangent).sum(), w)
@@ -45,9 +45,9 @@ def gradient_error(kind: Filters, count: int, method: Method, seed: int = 0) -> 
 
 
 def reference_gradient(weight: Tensor, cotangent: Tensor) -> Tensor:
-    """The gradient of <A(W), G> in W in float64, by scipy's matrix square root and its solver of Sylvester equations.
+    """The float64 gradient of <A(W), G> with respect to W, by scipy's matrix square root and Sylvester solver.
 
-    With S = M^(1/2): S dS + dS S = dM and dA = -A dS A, so the gradient in M solves S X + X S = -A G A.
+    With S = M^(1/2): S dS + dS S = dM and dA = -A dS A, so the gradient with respect to M solves S X + X S = -A G A.
     """
     w = weight.clone().requires_grad_()
     gram = KERNEL.kappa(w @ w.T) + EPS * torch.eye(len(w), dtype=w.dtype)
@@ -59,6 +59,6 @@ def reference_gradient(weight: Tensor, cotangent: Tensor) -> Tensor:
     return gradient
 
 
-def median_error(kind: Filters, count: int, method: Method, seeds: int = 3) -> float:
-    """The median of :func:`gradient_error` over seeds; NaN if any of them is."""
+def median_error(kind: Filters, count: int, method: RootMethod, seeds: int = 3) -> float:
+    """The median of :func:`gradient_error` over seeds; NaN if one of them is NaN."""
     return float(torch.tensor([gradient_error(kind, count, method, seed) for seed in range(seeds)]).median())

@@ -1,4 +1,4 @@
-"""Time and memory, measured so that noise on the machine falls on all candidates alike."""
+"""Time and memory, measured so that noise on the machine affects all candidates equally."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def median_times(candidates: Mapping[str, Callable[[], object]], rounds: int = 9) -> dict[str, float]:
-    """Median seconds a call. Candidates take turns, so that a slow moment of the machine slows all of them."""
+    """Median seconds per call. Candidates are called in turn, so that a slow phase of the machine affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for call in candidates.values():
         call()
@@ -31,13 +31,13 @@ def _peak(prepare: Callable[[], Callable[[], object]], connection: Connection) -
 
 
 def high_water() -> int:
-    """The most memory this process ever had, in kilobytes. (``getrusage`` would count its parent's as well.)"""
+    """Peak memory of this process in kilobytes. (``getrusage`` would include that of its parent.)"""
     status = Path("/proc/self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
 
 
 def peak_memory(prepare: Callable[[], Callable[[], object]]) -> float:
-    """Megabytes that a call takes at its peak beyond what was there before it, in a process of its own. (Linux)"""
+    """Peak memory of a call in megabytes, beyond the memory before it, measured in a separate process. (Linux)"""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_peak, args=(prepare, sender))

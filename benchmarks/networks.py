@@ -1,4 +1,4 @@
-"""The shapes that are measured, each as a kernel network, as the paper's plain transcription, and as a plain ConvNet."""
+"""The benchmarked architectures, each as a kernel network, as a plain transcription of the paper, and as a plain ConvNet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LayerShape(NamedTuple):
     identity: bool = False
 
 
-#: LeNet-1 and LeNet-5 (appendix): convolution and pooling, then the nonlinearity on 1x1 patches; last two fully connected
+#: LeNet-1 and LeNet-5 (appendix): convolution and pooling, then the nonlinearity on 1x1 patches; the last two are fully connected
 LENET1 = ((1, 28, 28), [LayerShape(5, pool=2), LayerShape(1, identity=True)] * 2)
 LENET5 = ((1, 32, 32), [LayerShape(5, pool=2), LayerShape(1, identity=True)] * 2 + [LayerShape(5), LayerShape(1)])
 #: All-CNN-C (appendix), before its global average pooling
@@ -62,7 +62,7 @@ def kernel_network(name: str, filters: int) -> torchckn.CKN:
 
 
 class Classifier(nn.Module):
-    """Layers, for All-CNN-C a global average, linear head: the frame of the baselines."""
+    """Layers, a global average for All-CNN-C, and a linear head: shared by the baselines."""
 
     def __init__(self, name: str, layers: list[nn.Module], filters: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def reference_network(name: str, filters: int) -> nn.Module:
 
 
 def convnet(name: str, filters: int) -> nn.Module:
-    """A plain ConvNet of the same widths: convolution, pooling, ReLU; an identity layer is the ReLU alone."""
+    """A plain ConvNet of the same widths: convolution, pooling, ReLU; an identity layer is only the ReLU."""
     (channels, _, _), layers = SHAPES[name]
     modules: list[nn.Module] = []
     for layer in layers:

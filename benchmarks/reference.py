@@ -1,9 +1,9 @@
-r"""The paper transcribed plainly, as the baseline of the benchmarks and a second opinion for the tests.
+r"""A plain transcription of the paper: the baseline of the benchmarks and a reference for the tests.
 
 .. math:: F' = (\kappa(W W^T) + \epsilon I)^{-1/2}\; \kappa(W E N^{-1})\, N\, P
 
-Every matrix of equation (ckn_layer) is formed as it is written: patches by ``unfold``, products as matrix products, the
-inverse square root by 20 iterations of Algorithm 1, and every derivative by autodiff. Nothing is taken from torchckn.
+Every matrix of equation (ckn_layer) is formed explicitly: patches by ``unfold``, products as matrix products, the inverse
+square root by 20 iterations of Algorithm 1, and all derivatives by autograd. It uses no code of torchckn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def newton_inverse_sqrt(matrix: Tensor, iterations: int = 20) -> Tensor:
 
 
 class ReferenceConv(nn.Module):
-    """A convolutional kernel layer with the RBF kernel on the sphere, matrix by matrix."""
+    """A convolutional kernel layer with the RBF kernel on the sphere, with explicit matrices."""
 
     def __init__(
         self, channels: int, filters: int, size: int, stride: int, padding: int, pool: int, sigma: float, eps: float
@@ -51,9 +51,10 @@ class ReferenceConv(nn.Module):
 
 
 def ulr_step(network: nn.Module, images: Tensor, labels: Tensor, lam: float, tau: float, lr: float) -> None:
-    """Algorithm 3: the model's Hessian formed in full and in the graph, gradients back-propagated through the solve.
+    """Algorithm 3: the full Hessian of the model is part of the graph, and gradients are backpropagated through the solve.
 
-    ``network`` has ``features(x)`` and a linear ``head``. (The penalty includes the bias here, which changes no time.)
+    ``network`` has ``features(x)`` and a linear ``head``.
+    (The L2 penalty includes the bias here, which does not affect the time.)
     """
     filters = [m.weight for m in network.modules() if isinstance(m, ReferenceConv) and m.weight.requires_grad]
     for weight in filters:
@@ -72,8 +73,8 @@ def ulr_step(network: nn.Module, images: Tensor, labels: Tensor, lam: float, tau
 
 
 def _reduced(features: Tensor, labels: Tensor, head: nn.Linear, lam: float, tau: float) -> tuple[Tensor, Tensor]:
-    centred = features - features.mean(1, keepdim=True)
-    scaled = centred / centred.norm(dim=1).mean()
+    centered = features - features.mean(1, keepdim=True)
+    scaled = centered / centered.norm(dim=1).mean()
     x = torch.cat([scaled, torch.ones(len(scaled), 1)], 1)
     classifier = torch.cat([head.weight, head.bias[:, None]], 1).detach()
     p = torch.softmax(x @ classifier.T, 1)

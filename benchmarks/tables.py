@@ -1,4 +1,4 @@
-"""Gradient accuracy, speed and memory, as tables."""
+"""Tables of gradient accuracy, speed and memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def images_for(name: str, batch: int) -> torch.Tensor:
 
 def prepare_step(kind: str, name: str, filters: int, batch: int) -> Callable[[], None]:
     network, images = BUILD[kind](name, filters), images_for(name, batch)
-    forward_and_backward(network, images[:2])  # what a first call allocates for good is not the step's
+    forward_and_backward(network, images[:2])  # a first call, so that one-time allocations are not counted
     return functools.partial(forward_and_backward, network, images)
 
 
@@ -52,9 +52,9 @@ def accuracy_table() -> Table:
 
 
 def speed_table() -> Table:
-    table = Table(title="Forward + backward, and inference (milliseconds; ratios from the same run)")
-    training = (*BUILD, "faster than reference by", "x ConvNet")
-    head = ("network", "filters", "batch", *training, "inference", "ConvNet's", "x ConvNet")
+    table = Table(title="Forward + backward, and inference (milliseconds; ratios are from the same run)")
+    training = (*BUILD, "reference / torchckn", "torchckn / ConvNet")
+    head = ("network", "filters", "batch size", *training, "inference", "ConvNet inference", "torchckn / ConvNet")
     for column in head:
         table.add_column(column, justify="right")
     for name, filters, batch in CASES:
@@ -77,8 +77,8 @@ def speed_table() -> Table:
 
 
 def memory_table() -> Table:
-    table = Table(title="Peak memory of forward + backward, beyond the process itself (MB)")
-    for column in ("network", "filters", "batch", *BUILD, "of the reference"):
+    table = Table(title="Peak memory of forward + backward, without that of the process before it (MB)")
+    for column in ("network", "filters", "batch size", *BUILD, "torchckn / reference"):
         table.add_column(column, justify="right")
     for name, filters, batch in CASES:
         peaks = {kind: peak_memory(functools.partial(prepare_step, kind, name, filters, batch)) for kind in BUILD}
@@ -94,6 +94,6 @@ def main() -> None:
     for table in (accuracy_table, speed_table, memory_table, step_table, parts_table, large_table):
         console.print(table(), "")
     if importlib.util.find_spec("faiss") is None:
-        console.print("k-means against faiss is left out: pip install 'torchckn[bench]' brings faiss")
+        console.print("the comparison of k-means with faiss is skipped; install faiss with: pip install 'torchckn[bench]'")
     else:
         console.print(clusters_table("mnist-mini"))

@@ -1,4 +1,4 @@
-"""One training step: ultimate layer reversal against the paper's plain method and against the ConvNet's own SGD."""
+"""One training step: ultimate layer reversal compared with a plain transcription of the paper and with SGD on the ConvNet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch_for(name: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(batch, *SHAPES[name][0]), torch.arange(batch) % 10
 
 
-def ours(
+def ulr(
     name: str, filters: int, batch: int, head_update: HeadUpdate = "reuse", hessian: str = "auto"
 ) -> Callable[[], object]:
     options = MethodOptions(lam=LAM, tau=TAU, head_update=head_update, hessian=hessian)  # type: ignore[arg-type]
@@ -34,7 +34,7 @@ def ours(
     return functools.partial(method.step, *batch_for(name, batch), LR)
 
 
-def plain(name: str, filters: int, batch: int) -> Callable[[], object]:
+def reference(name: str, filters: int, batch: int) -> Callable[[], object]:
     return functools.partial(ulr_step, reference_network(name, filters), *batch_for(name, batch), LAM, TAU, LR)
 
 
@@ -56,58 +56,65 @@ def forward_and_backward(network: nn.Module, images: torch.Tensor) -> None:
 
 
 def step_table() -> Table:
-    table = Table(title="One training step (milliseconds; ratios from the same run)")
-    head = ("network", "filters", "batch", "ULR", "ULR, exact head", "reference", "ConvNet SGD", "faster than reference by")
-    for column in (*head, "exact, by", "x ConvNet"):
+    table = Table(title="One training step (milliseconds; ratios are from the same run)")
+    head = ("network", "filters", "batch size", "ULR", "ULR, exact head", "reference", "ConvNet SGD")
+    for column in (*head, "reference / ULR", "reference / ULR, exact head", "ULR / ConvNet SGD"):
         table.add_column(column, justify="right")
     for case in CASES:
-        calls = {"ours": ours(*case), "exact": ours(*case, "exact"), "reference": plain(*case), "sgd": sgd(*case)}
+        calls = {"ulr": ulr(*case), "exact": ulr(*case, "exact"), "reference": reference(*case), "sgd": sgd(*case)}
         times = median_times(calls, rounds=7)
-        ratios = (times["reference"] / times["ours"], times["reference"] / times["exact"], times["ours"] / times["sgd"])
-        shown = [*(str(part) for part in case), *(f"{1e3 * value:.0f}" for value in times.values())]
-        table.add_row(*shown, *(f"{ratio:.2f}x" for ratio in ratios))
+        ratios = (times["reference"] / times["ulr"], times["reference"] / times["exact"], times["ulr"] / times["sgd"])
+        cells = [*(str(part) for part in case), *(f"{1e3 * value:.0f}" for value in times.values())]
+        table.add_row(*cells, *(f"{ratio:.2f}x" for ratio in ratios))
     return table
 
 
 def parts_table() -> Table:
-    """Where the time of a step goes."""
-    table = Table(title="Where a step's time goes: shares of the ULR step with the exact head")
-    for column in ("network", "filters", "batch", "forward + backward", "exact head's forward", "solve and the rest"):
+    """Parts of the time of a step."""
+    table = Table(title="Parts of the time of a ULR step with the exact head")
+    for column in (
+        "network",
+        "filters",
+        "batch size",
+        "forward + backward",
+        "forward pass of the exact head",
+        "solve and others",
+    ):
         table.add_column(column, justify="right")
     for name, filters, batch in CASES:
         images, _ = batch_for(name, batch)
         network = kernel_network(name, filters)
         calls: dict[str, Callable[[], object]] = {
-            "step": ours(name, filters, batch, "exact"),
-            "both": functools.partial(batch_gradient, network, images, lambda x: (x.square().mean(), None)),
-            "again": functools.partial(batch_features, network, images),
+            "step": ulr(name, filters, batch, "exact"),
+            "gradient": functools.partial(batch_gradient, network, images, lambda x: (x.square().mean(), None)),
+            "forward": functools.partial(batch_features, network, images),
         }
         times = median_times(calls, rounds=7)
-        shares = [times["both"], times["again"], times["step"] - times["both"] - times["again"]]
+        shares = [times["gradient"], times["forward"], times["step"] - times["gradient"] - times["forward"]]
         table.add_row(name, str(filters), str(batch), *(f"{100 * share / times['step']:.0f} %" for share in shares))
     return table
 
 
 def large_table() -> Table:
-    """Large batches and many features: time an image, and peak memory."""
-    table = Table(title="ULR steps of large batches and of many features")
-    for column in ("case", "milliseconds", "an image", "ratio", "peak memory (MB)"):
+    """Large batches and many features: time per image, and peak memory."""
+    table = Table(title="ULR steps with large batches and with many features")
+    for column in ("case", "milliseconds", "milliseconds per image", "ratio", "peak memory (MB)"):
         table.add_column(column, justify="right")
-    steps = {str(batch): ours("LeNet-5", 32, batch, "exact") for batch in (256, 8192)}
+    steps = {str(batch): ulr("LeNet-5", 32, batch, "exact") for batch in (256, 8192)}
     small, large = median_times(steps, rounds=5).values()
     for batch, seconds in ((256, small), (8192, large)):
-        peak = peak_memory(functools.partial(ours, "LeNet-5", 32, batch, "exact"))
+        peak = peak_memory(functools.partial(ulr, "LeNet-5", 32, batch, "exact"))
         per_image, ratio = 1e3 * seconds / batch, (seconds / batch) / (small / 256)
-        case = f"LeNet-5, 32 filters, batch {batch}"
+        case = f"LeNet-5, 32 filters, batch size {batch}"
         table.add_row(case, f"{1e3 * seconds:.0f}", f"{per_image:.2f}", f"{ratio:.2f}", f"{peak:.0f}")
     images, _ = batch_for("LeNet-1", 512)
     calls: dict[str, Callable[[], object]] = {
-        "step": ours("LeNet-1", 128, 512, "exact", "cg"),
-        "both": functools.partial(forward_and_backward, kernel_network("LeNet-1", 128), images),
+        "step": ulr("LeNet-1", 128, 512, "exact", "cg"),
+        "gradient": functools.partial(forward_and_backward, kernel_network("LeNet-1", 128), images),
     }
-    found = median_times(calls, rounds=3)
-    peak = peak_memory(functools.partial(ours, "LeNet-1", 128, 512, "exact", "cg"))
-    shown = f"{1e3 * found['step']:.0f}", "", f"{found['step'] / found['both']:.2f}", f"{peak:.0f}"
-    table.add_row("LeNet-1, 128 filters, batch 512: CG, exact head", *shown)
-    table.add_row("  its forward + backward, batch in one piece", f"{1e3 * found['both']:.0f}", "", "1.00", "")
+    times = median_times(calls, rounds=3)
+    peak = peak_memory(functools.partial(ulr, "LeNet-1", 128, 512, "exact", "cg"))
+    cells = f"{1e3 * times['step']:.0f}", "", f"{times['step'] / times['gradient']:.2f}", f"{peak:.0f}"
+    table.add_row("LeNet-1, 128 filters, batch size 512: CG, exact head", *cells)
+    table.add_row("  its forward + backward, without chunks", f"{1e3 * times['gradient']:.0f}", "", "1.00", "")
     return table

@@ -1,9 +1,9 @@
-"""Accuracy and time of networks trained without labels for their filters, on the full data sets.
+"""Accuracy and time of networks with unsupervised filters, on the full data sets.
 
     python -m benchmarks.unsupervised lenet5 --seed 1      # or lenet1, allcnn, ckn-cifar
 
-Filters by k-means, features of all images, the penalty of the head on 10,000 validation images, a refit on all training
-images; the test set is read once, at the end.
+Filters by k-means, features of all images, the L2 penalty of the head chosen on 10,000 validation images, a head refitted on all
+training images; the test set is used once, at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .measure import high_water
 
 
 def network(name: str, images: torch.Tensor, generator: torch.Generator, filters: int = 32) -> CKN:
-    """All layers of one width, the RBF kernel in every layer, as in the released runs of the paper's authors."""
+    """The same number of filters and the RBF kernel in every layer, as in the runs that the authors released."""
     if name in presets.names():
         return presets.build(name, images, generator=generator)
     whitened = name == "allcnn"
@@ -50,18 +50,18 @@ def main(name: str, seed: int) -> None:
     ckn = network(name, train.images, generator)
     torchckn.fit_filters(ckn, train, generator=generator)
     lap("filters")
-    found = torchckn.fit_head(ckn, train, valid, refit=True)
+    head = torchckn.fit_head(ckn, train, valid, refit=True)
     lap("features of training images, head")
     result = torchckn.evaluate(ckn, whole.test)
     lap("features of test images, accuracy")
-    exponent = torch.tensor(found.lam).log2().item()
-    print(f"{name}: lambda 2^{exponent:.0f}, validation {found.accuracy:.4f}, test {result.accuracy:.4f}")
-    print(f"total {time.perf_counter() - start:.1f} s, peak memory {high_water() / 1e6:.2f} GB")
+    exponent = torch.tensor(head.lam).log2().item()
+    print(f"{name}: lambda 2^{exponent:.0f}, validation {head.accuracy:.4f}, test {result.accuracy:.4f}")
+    print(f"total time {time.perf_counter() - start:.1f} s, peak memory {high_water() / 1e6:.2f} GB")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("network", choices=["lenet5", "lenet1", "allcnn", *presets.names()])
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the patches and k-means")
-    given = parser.parse_args()
-    main(given.network, given.seed)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split, the patches and k-means")
+    arguments = parser.parse_args()
+    main(arguments.network, arguments.seed)

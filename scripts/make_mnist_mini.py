@@ -1,6 +1,6 @@
-"""Make ``src/torchckn/data/mnist_mini.npz`` from the full MNIST: the first 600 and 150 images of each digit, in their order.
+"""Make ``src/torchckn/data/mnist_mini.npz``: of the full MNIST, the first 600 training and 150 test images of each digit.
 
-python scripts/make_mnist_mini.py
+Run it with ``.venv/bin/python scripts/make_mnist_mini.py``. It downloads MNIST if need be.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from torchckn import data
-from torchckn.storage import write_atomically
+from torchckn.files import write_atomically
 
 PER_DIGIT = {"train": 600, "test": 150}
 
@@ -22,9 +22,9 @@ def main() -> None:
     arrays = {}
     for name, part in (("train", full.train), ("test", full.test)):
         labels = part.labels.numpy()
-        chosen = np.sort(np.concatenate([np.flatnonzero(labels == digit)[: PER_DIGIT[name]] for digit in range(10)]))
-        arrays[f"{name}_images"] = part.images.numpy()[chosen, 0]
-        arrays[f"{name}_labels"] = labels[chosen].astype(np.uint8)
+        first = np.sort(np.concatenate([np.flatnonzero(labels == digit)[: PER_DIGIT[name]] for digit in range(10)]))
+        arrays[f"{name}_images"] = part.images.numpy()[first, 0]
+        arrays[f"{name}_labels"] = labels[first].astype(np.uint8)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     target = Path(__file__).parent.parent / "src" / "torchckn" / "data" / "mnist_mini.npz"

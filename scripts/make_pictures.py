@@ -1,8 +1,7 @@
-"""Make the pictures of ``docs/images`` from real runs: a terminal, the report page, the drawing board. A minute or two.
+"""Make the pictures of ``docs/images`` from real runs: a terminal, the report page, the drawing board. Takes 1 to 2 minutes.
 
-python scripts/make_pictures.py
-
-The pictures of pages need chromium and chromedriver. Nothing is fetched: the digits come with the package.
+Run it with ``make pictures``. The pictures of pages need chromium (or Chrome) and chromedriver. Nothing is downloaded: the
+digits come with the package.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from selenium.webdriver.common.by import By
 
 from torchckn.data import load
 from torchckn.draw import make_server
-from torchckn.storage import write_atomically
+from torchckn.files import write_atomically
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 TRAIN = ["train", "lenet5", "--filters", "8", "--data", "mnist-mini", "--steps", "60"]
 COMMAND = [sys.executable, "-c", "from torchckn.cli import main; main()"]
-LIMIT = 200_000  # bytes of a picture
+LIMIT = 200_000  # bytes per picture
 
 
 def main() -> None:
@@ -63,7 +62,7 @@ def run(folder: Path, *arguments: str, width: int = 100) -> str:
 
 
 def run_with_progress(folder: Path, *arguments: str, width: int = 100) -> tuple[str, str]:
-    """What the command writes, and its progress bar as it was about half-way."""
+    """What the command writes, and its progress bar about half-way through."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"COLUMNS": str(width), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
     process = subprocess.Popen(
@@ -86,13 +85,13 @@ def _copy(descriptor: int, target: io.BytesIO) -> None:
     try:
         while content := os.read(descriptor, 4096):
             target.write(content)
-    except OSError:  # the other side was closed: Linux says it so
+    except OSError:  # on Linux: the other side was closed
         pass
 
 
 def translation(folder: Path) -> None:
     command = ["translate", "lenet5", "--filters", "8"]
-    screen("terminal.svg", 144, [(command, run(folder, *command, width=144))])
+    screen("terminal.svg", 88, [(command, run(folder, *command, width=88))])
 
 
 def training(folder: Path) -> None:
@@ -109,7 +108,7 @@ def training(folder: Path) -> None:
 
 
 def screen(name: str, width: int, seen: list[tuple[list[str], str]]) -> None:
-    """Commands and what they wrote, as an SVG that needs no font but the reader's own."""
+    """Commands and what they wrote, as an SVG in the reader's own monospace font."""
     console = Console(record=True, width=width, file=io.StringIO(), color_system="truecolor", force_terminal=True)
     for command, output in seen:
         console.print(Text.assemble(("$ ", "bold green"), (f"torchckn {' '.join(command)}", "bold")), soft_wrap=True)
@@ -127,9 +126,9 @@ def screen(name: str, width: int, seen: list[tuple[list[str], str]]) -> None:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[webdriver.Chrome]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if not chromium or not driver:
-        raise SystemExit("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+        raise SystemExit("expected chromium and chromedriver, found none; run: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for argument in (
@@ -195,7 +194,7 @@ def drawing(chrome: webdriver.Chrome, runs: list[Path]) -> None:
 
 
 def photograph(chrome: webdriver.Chrome, name: str) -> None:
-    """The window as a PNG with as few colours as the size demands."""
+    """The window as a PNG with 128 colours, which keeps it small."""
     picture = Image.open(io.BytesIO(chrome.get_screenshot_as_png())).convert("RGB")
     buffer = io.BytesIO()
     picture.quantize(128, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
@@ -204,7 +203,7 @@ def photograph(chrome: webdriver.Chrome, name: str) -> None:
 
 def write(name: str, content: bytes) -> None:
     if len(content) > LIMIT:
-        raise SystemExit(f"{name} has {len(content)} bytes, expected at most {LIMIT}")
+        raise SystemExit(f"expected {name} to have at most {LIMIT} bytes, got {len(content)}; make it smaller")
     write_atomically(IMAGES / name, content)
     print(f"wrote {IMAGES / name} ({len(content)} bytes)")
 

@@ -1,6 +1,6 @@
-"""A real browser for tests of pages: Debian's chromium, driven by its own chromedriver.
+"""A real browser for tests of pages: chromium or Chrome as the system has it, driven by its own chromedriver.
 
-Nothing is ever downloaded for it: where either is missing, the tests that need it are skipped, and say so.
+Nothing is ever downloaded for it: where either is missing, the tests that need it are skipped, with that reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from selenium import webdriver
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     """A browser without a window. It stays open for all tests, so :func:`open_page` sets what a test depends on."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if not chromium or not driver:
         pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
@@ -44,5 +44,5 @@ def open_page(
 
 
 def console(browser: webdriver.Chrome) -> list[dict[str, Any]]:
-    """What the page has written to the console since it was last asked."""
+    """What the page has written to the console since the last call."""
     return browser.get_log("browser")

@@ -1,9 +1,22 @@
+"""What all tests share: threads, hypothesis' profile, and the fixtures that several files use."""
+
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+# `make test` runs one process per core. More than one thread in each would only make them wait for each other. The variables
+# are for the commands that tests start, and have to be set before torch and numpy are imported. A test that needs more
+# threads sets them itself.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
+from torchckn import data
 from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import ArcCosine, RBFSphere
 
@@ -15,6 +28,31 @@ settings.load_profile("torchckn")
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def digits() -> data.DataSet:
+    """The digits that come with the package, loaded once per process. Tests read them and change nothing in place."""
+    return data.load("mnist-mini")
+
+
+@pytest.fixture(scope="session")
+def few_digits(digits: data.DataSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tenth of them as a file of one's own, digits.npz: enough to see that a run works, and ten times as fast."""
+    assert digits.test is not None
+    file = tmp_path_factory.mktemp("data") / "digits.npz"
+    train, test = (
+        torch.cat([torch.nonzero(part.labels == digit).flatten()[:count] for digit in range(10)])
+        for part, count in ((digits.train, 60), (digits.test, 15))
+    )
+    np.savez(
+        file,
+        x=digits.train.images[train],
+        y=digits.train.labels[train],
+        x_test=digits.test.images[test],
+        y_test=digits.test.labels[test],
+    )
+    return file
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What every kernel is held to. A new kernel is tested by adding it to ``KERNELS``."""
+"""The kernels that all contract tests run on. To test a new kernel, add it to ``KERNELS``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from torchckn import kernels
 
-#: tolerances for results that are exact but for rounding, by dtype
+#: tolerances for results that are exact up to rounding, by dtype
 EXACT = {torch.float64: 1e-10, torch.float32: 2e-4}
 
 

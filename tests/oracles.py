@@ -1,4 +1,4 @@
-"""Slow, independent truths: loops and textbook formulas in float64, written from the paper and not from the code."""
+"""Slow reference implementations: loops and textbook formulas in float64, written from the paper and not from the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kappa(name: str, t: float, **arguments: float) -> float:
 
 
 def kappa_of_angle(name: str, theta: float, **arguments: float) -> float:
-    """The kernel as a function of the angle, by other formulas than the library's where there are any."""
+    """The kernel as a function of the angle, by formulas that differ from the library's where possible."""
     t = math.cos(theta)
     chord = 2 * math.sin(theta / 2)
     match name:
@@ -68,14 +68,14 @@ def inverse_sqrt(matrix: np.ndarray) -> np.ndarray:
 
 
 def projection(weight: np.ndarray, name: str, eps: float, **arguments: float) -> np.ndarray:
-    """A(W), with every entry of the Gram matrix computed by itself."""
+    """A(W), with every entry of the Gram matrix computed separately."""
     f = len(weight)
     gram = np.array([[kernel(name, weight[i], weight[j], **arguments) for j in range(f)] for i in range(f)])
     return inverse_sqrt(gram + eps * np.eye(f))
 
 
 def patch(image: np.ndarray, row: int, column: int, size: tuple[int, int], dilation: tuple[int, int]) -> np.ndarray:
-    """One patch of (C, H, W), zeros beyond the border, as a vector in the order channel, row, column."""
+    """One patch of (C, H, W), with zero padding, as a vector in the order channel, row, column."""
     channels, height, width = image.shape
     values = []
     for c, i, j in itertools.product(range(channels), range(size[0]), range(size[1])):
@@ -85,7 +85,7 @@ def patch(image: np.ndarray, row: int, column: int, size: tuple[int, int], dilat
 
 
 def positions(length: int, size: int, stride: int, padding: int, dilation: int) -> range:
-    """Where windows begin along one axis."""
+    """Start positions of windows along one axis."""
     return range(-padding, length + padding - dilation * (size - 1), stride)
 
 
@@ -129,7 +129,7 @@ def average_pool(x: np.ndarray, size: int, stride: int) -> np.ndarray:
 
 
 def gaussian_pool(x: np.ndarray, stride: int, sigma: float, size: int, padding: int) -> np.ndarray:
-    """Section 3.2: weights exp(-|x' - x|^2 / (2 sigma^2)), normalised to sum to one over the window."""
+    """Section 3.2: weights exp(-|x' - x|^2 / (2 sigma^2)), normalized to sum to one over the window."""
     ys, xs = (positions(length, size, stride, padding, 1) for length in x.shape[2:])
     middle = (size - 1) / 2
     weight = {

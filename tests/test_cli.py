@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from PIL import Image
 
 import torchckn
 from torchckn import building, cli, data, runs
-from torchckn.settings import Settings
+from torchckn.settings import Settings, settings_from
 
 Result = tuple[int, str, str]
 
@@ -52,6 +53,10 @@ class Small(nn.Sequential):
         super().__init__(
             nn.Conv2d(1, width, 5), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(width * 36, classes)
         )
+
+class Color(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
 
 not_a_network = 3
 """
@@ -136,10 +141,117 @@ def test_translate_prints_the_table_and_writes_the_drawing(command: Callable[...
         "translate", "lenet5", "--filters", 8, "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html"
     )
     assert status == 0
-    assert "layers_conv2" in out
-    assert "8 features an image" in out
+    assert "conv 5x5, 8 filters, RBFSphere(0.6)" in out
+    assert "1x28x28 images, 8 features per image, 10 classes" in out
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
     assert "<table" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.parametrize("options", [[], ["--why"], ["--kernel", "match", "--linear-kernel", "linear"]], ids=" ".join)
+@pytest.mark.parametrize("name", torchckn.zoo.names())
+def test_what_translate_prints_fits_80_columns(
+    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, name: str, options: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = command("translate", name, "--filters", 8, *options)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+
+
+def test_translate_of_lenet5_takes_30_lines(command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = command("translate", "lenet5")
+    assert len(out.splitlines()) <= 30
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lenet1", {}),
+        ("lenet5", {"filters": 4}),
+        ("lenet5", {"kernel": "match", "linear_kernel": "linear", "options": {"bias": False}}),
+        ("allcnn", {"filters": 4}),
+        ("allcnn", {"filters": 4, "whiten": True}),
+    ],
+)
+def test_translate_shows_the_network_that_train_builds(
+    command: Callable[..., Result], name: str, options: dict[str, Any]
+) -> None:
+    settings = settings_from({"network": name} | options, "test")
+    net = building.build_network(settings, building.load_images(settings), torch.Generator())
+    assert isinstance(net, torchckn.CKN)
+    arguments: list[object] = []
+    for option, value in options.items():
+        flag = "--" + option.replace("_", "-")
+        arguments += ["--option", "bias=false"] if option == "options" else [flag] if value is True else [flag, value]
+    _, out, _ = command("translate", name, *arguments, "--json")
+    assert json.loads(out)["graph"] == json.loads(json.dumps(net.graph.to_json()))
+
+
+def test_translate_shows_the_network_that_was_trained(command: Callable[..., Result], place: Path) -> None:
+    trained = building.load_trained(place / "ckn").net
+    assert isinstance(trained, torchckn.CKN)
+    assert trained.report is not None
+    _, out, _ = command("translate", "lenet5", "--filters", 4, "--data", place / "digits.npz", "--json")
+    assert json.loads(out)["graph"] == json.loads(json.dumps(trained.graph.to_json()))
+    assert json.loads(out)["report"] == json.loads(json.dumps(trained.report.to_json()))
+
+
+def test_a_network_that_does_not_take_the_default_images_is_translated_for_its_own(command: Callable[..., Result]) -> None:
+    _, out, _ = command("translate", "resnet20", "--filters", 4, "--json")
+    assert json.loads(out)["graph"]["input_shape"] == [3, 32, 32]
+    assert command("translate", "resnet20", "--filters", 4, "--data", "mnist-mini")[0] == 1
+
+
+def test_match_shows_each_activation_s_own_kernel(command: Callable[..., Result]) -> None:
+    _, out, _ = command("translate", "lenet5", "--filters", 4, "--kernel", "match", "--linear-kernel", "linear", "--json")
+    kernels = {row["operation"]: row["kernel"] for row in json.loads(out)["report"]["rows"]}
+    assert (kernels["Conv2d"], kernels["ScaledTanh"]) == ("Linear()", "ArcCosine(0)")
+
+
+def test_an_ascii_console_gets_the_tables_in_ascii(place: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    for arguments in (["translate", "lenet5", "--filters", "4"], ["runs", "list", str(place)], ["zoo"]):
+        script = "import sys; from torchckn.cli import main; sys.argv[0] = 'torchckn'; main()"
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, env=environment)
+        assert done.returncode == 0, done.stderr.decode()
+        assert done.stdout.decode("ascii")
+
+
+def test_runs_are_listed_and_shown_in_lines_that_fit_80_columns(
+    command: Callable[..., Result], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = command("runs", "list", place)
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["run", "network", "method", "steps", "valid", "test", "seconds"]
+    assert [row[:4] for row in rows if row[0] == "ckn"] == [["ckn", "lenet5", "(ckn)", "ulr"]]
+    assert any(row[0] == "unfinished" and row[4:7] == ["4", "of", "4"] for row in rows)
+    _, shown, _ = command("runs", "show", place / "ckn")
+    _, compared, _ = command("runs", "compare", place / "ckn", place / "conv")
+    for text in (out, shown, compared):
+        assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"^validation +\d+\.\d\d %$", shown, re.MULTILINE)
+    assert re.search(r"^    filters +4$|^  filters +4$", shown, re.MULTILINE)
+
+
+def test_names_of_runs_and_networks_are_not_read_as_markup(command: Callable[..., Result], tmp_path: Path) -> None:
+    folder = tmp_path / "[bold]run"
+    runs.Run(folder, {"training": {"method": "ulr", "steps": 5}, "settings": {"network": "[red]net", "kind": "ckn"}}).close()
+    for arguments in (("list", tmp_path), ("show", folder), ("compare", folder)):
+        status, out, _ = command("runs", *arguments)
+        assert status == 0
+        assert "[bold]run" in out
+        assert "[red]net (ckn)" in out
+
+
+def test_the_zoo_is_a_table_that_fits_80_columns(command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = command("zoo")
+    assert max(map(len, out.splitlines())) <= 80
+    for name, architecture in torchckn.zoo.ARCHITECTURES.items():
+        shape = "x".join(map(str, architecture.input_shape))
+        assert re.search(rf"^{name} +{shape} +\S", out, re.MULTILINE)
 
 
 def test_translate_takes_a_network_of_ones_own(command: Callable[..., Result], place: Path) -> None:
@@ -235,6 +347,37 @@ def test_predict_says_what_it_sees(command: Callable[..., Result], place: Path, 
     assert second["file"].endswith("large.png")
 
 
+def test_predict_takes_all_images_of_a_folder(command: Callable[..., Result], place: Path, tmp_path: Path) -> None:
+    part = data.load("mnist-mini").train
+    names = ["a.png", "b.bmp", "deep/c.webp", "deep/er/d.tif"]
+    for name, image in zip(names, part[:4].images, strict=True):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(tmp_path / "images" / name)
+    status, out, _ = command("predict", place / "ckn", tmp_path / "images", place / "five.png", "--json")
+    assert status == 0
+    rows = json.loads(out)
+    assert [row["file"] for row in rows] == [str(tmp_path / "images" / name) for name in names] + [str(place / "five.png")]
+    (alone,) = json.loads(command("predict", place / "ckn", tmp_path / "images" / "b.bmp", "--json")[1])
+    assert rows[1]["label"] == alone["label"]
+    assert rows[1]["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-4)
+    (tmp_path / "images" / "labels.csv").write_text("a,5")
+    with pytest.warns(UserWarning, match="1 file was not read: labels.csv"):
+        assert command("predict", place / "ckn", tmp_path / "images", "--json")[1] == json.dumps(rows[:4], indent=2) + "\n"
+
+
+def test_a_run_on_images_with_a_validation_part_is_evaluated_on_it(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    part = data.load("mnist-mini").train
+    parts = {"": part[:200], "_valid": part[200:240], "_test": part[240:260]}
+    arrays = {f"{name}{end}": values for end, some in parts.items() for name, values in zip("xy", some, strict=True)}
+    np.savez(tmp_path / "own.npz", **arrays)
+    _, out, _ = command("data", "fetch", tmp_path / "own.npz")
+    assert "own: 200 training and 40 validation and 20 test images, 10 classes" in out
+    status, out, _ = command("evaluate", place / "ckn", "--data", tmp_path / "own.npz", "--part", "valid", "--json")
+    assert (status, json.loads(out)["images"]) == (0, 40)
+
+
 def test_data_sets_are_listed_fetched_and_verified(command: Callable[..., Result], tmp_path: Path) -> None:
     _, out, _ = command("data", "list", "--json", "--data-dir", tmp_path)
     assert {"name": "mnist-mini", "here": True} in json.loads(out)
@@ -259,18 +402,21 @@ def test_bench_measures_both_sides(command: Callable[..., Result]) -> None:
 #: what is asked for, the status it ends with, and words of the message; {p} is the folder of the fixture
 BAD: list[tuple[str, int, str]] = [
     ("nonsense", 2, "No such command"),
-    ("translate lenet6", 2, "unknown architecture 'lenet6'.*'lenet5'"),
+    ("translate lenet6", 2, "unknown network 'lenet6': expected one of .*lenet5"),
     ("translate {p}/none.py:Net --input-shape 1,28,28", 2, "none.py does not exist"),
     ("translate {p}/net.py:Smal --input-shape 1,28,28", 2, "has no 'Smal'; it has Small"),
     ("translate {p}/net.py:not_a_network --input-shape 1,28,28", 2, "gives a int, expected a torch.nn.Module"),
     ("translate {p}/broken.py:Broken --input-shape 1,28,28", 2, "cannot be imported: SyntaxError"),
-    ("translate {p}/net.py:Small", 2, "input_shape"),
+    ("translate {p}/net.py:Color", 2, "does not run on the images of mnist-mini, 1x28x28; name others with --data, or"),
+    ("translate {p}/net.py:Small --input-shape 1,28,28 --data mnist", 2, "give either --input-shape, or --data"),
     ("translate {p}/net.py:Small --input-shape 28", 2, "channels,height,width, such as 1,28,28, got '28'"),
     ("translate {p}/net.py:Small --input-shape 1,28,28 --option depth=3", 2, "cannot be built with .*TypeError"),
     ("translate {p}/net.py:Small --input-shape 1,28,28 --filters 3", 2, "filters is for networks of the zoo"),
     ("translate lenet5 --kernel rbg:0.6", 2, "unknown kernel 'rbg'.*'rbf'"),
     ("translate lenet5 --kernel rbf", 2, "expected rbf:NUMBER"),
     ("translate lenet5 --kernel rbf:-1", 2, "sigma"),
+    ("translate lenet5 --linear-kernel match", 2, "linear_kernel expected a kernel"),
+    ("translate lenet5 --linear-kernel match --input-shape 1,32,32", 2, "linear_kernel expected a kernel"),
     ("translate lenet5 --option bias", 2, "--option: expected name=value, got 'bias'"),
     ("translate lenet5 --option biass=false", 2, "unknown option of lenet5 'biass'.*'bias'"),
     ("translate lenet5 --filters 0", 2, "filters: expected a number greater than or equal to 1, got 0"),
@@ -289,7 +435,7 @@ BAD: list[tuple[str, int, str]] = [
     ("train --momentum 2", 2, "momentum: expected a number less than 1, got 2.0"),
     ("train --method newton", 2, "method: expected 'ulr', 'sgo', 'sgo-ball' or 'sgd', got 'newton'"),
     ("train --data nist", 2, "unknown data set 'nist'.*'mnist'"),
-    ("train --data {p}/empty", 1, "expected a sub-folder of images for each class"),
+    ("train --data {p}/empty", 1, "expected a sub-folder of images for each class, at least two, got 0"),
     ("train --data {p}/mixed", 1, "images must have one size"),
     ("train --data {p}/bad", 1, "2.png cannot be read as an image"),
     ("train --data {p}/nothing.npz", 1, "expected arrays x and y, got a"),
@@ -318,13 +464,16 @@ BAD: list[tuple[str, int, str]] = [
     ("evaluate {p}/not.ckn", 1, "is not a torchckn model, or is truncated or corrupt"),
     ("evaluate {p}/thesis", 1, "is not a run folder"),
     ("evaluate {p}/unfinished", 1, "is not finished.*--resume"),
-    ("evaluate {p}/ckn --part dev", 2, "--part expected test or train, got 'dev'"),
+    ("evaluate {p}/ckn --part dev", 2, "--part expected test, train or valid, got 'dev'"),
     ("evaluate {p}/model.ckn", 2, "name the images with --data"),
     ("evaluate {p}/ckn --data {p}/untested.npz", 2, "has no test part"),
+    ("evaluate {p}/ckn --data {p}/digits.npz --part valid", 2, "has no valid part"),
     ("predict {p}/ckn", 2, "Missing argument"),
     ("predict {p}/ckn {p}/none.png", 1, "none.png does not exist"),
+    ("predict {p}/ckn {p}/none", 1, "none does not exist; expected an image file or a folder of images"),
+    ("predict {p}/ckn {p}/empty", 1, "empty expected image files .*, got none; add images"),
     ("predict {p}/ckn {p}/not.png", 1, "cannot be read as an image"),
-    ("predict {p}/ckn {p}/large.png", 1, "30x40 pixels, the network takes 28x28; .*--resize"),
+    ("predict {p}/ckn {p}/large.png", 1, "30x40 pixels, the network expects 28x28; .*--resize"),
     ("export {p}/ckn -o {p}/a.pb", 2, "ending in .onnx or .pt2"),
     ("draw {p}/thesis", 1, "is not a run folder"),
     ("draw {p}/ckn --port 70000", 2, "65535"),
@@ -340,8 +489,6 @@ BAD: list[tuple[str, int, str]] = [
 def test_bad_input_gets_a_designed_message_and_the_right_status(
     command: Callable[..., Result], place: Path, arguments: str, expected: int, message: str
 ) -> None:
-    import re
-
     status, _, err = command(*arguments.format(p=place).split())
     said = " ".join(err.replace("│", " ").split())
     assert status == expected, said

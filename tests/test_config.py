@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def test_a_seed_is_a_generator_of_that_seed() -> None:
         torchckn.train(by_seed, train_data, valid_data, seed=4, generator=torch.Generator().manual_seed(5), **options)
 
 
-def test_adding_an_option_touches_one_place(tmp_path: Path) -> None:
+def test_adding_an_option_touches_one_place(tmp_path: Path, few_digits: Path) -> None:
     """A copy of the package with one more field in TrainConfig has it in --help, in a TOML file, and in a run's folder."""
     source = Path(torchckn.__file__).parent
     shutil.copytree(source, tmp_path / "torchckn", ignore=shutil.ignore_patterns("__pycache__"))
@@ -129,12 +130,14 @@ def test_adding_an_option_touches_one_place(tmp_path: Path) -> None:
         text.replace(field, f'spice: float = option(0.25, "How hot it is.", heading=TRAINING, ge=0)\n    {field}')
     )
     toml = tmp_path / "own.toml"
-    toml.write_text(tomli_w.dumps({"network": "lenet1", "filters": 2, "steps": 0, "patches": 50, "spice": 0.5}))
+    own = {"network": "lenet1", "data": str(few_digits), "filters": 2, "steps": 0, "patches": 50, "spice": 0.5}
+    toml.write_text(tomli_w.dumps(own))
 
     def command(*arguments: object) -> subprocess.CompletedProcess[str]:
         code = "from torchckn.cli import main; main()"
         call = [sys.executable, "-c", code, *map(str, arguments)]
-        return subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, env={"PATH": "", "COLUMNS": "120"})
+        environment = os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
+        return subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, env=environment)
 
     shown = command("train", "--help").stdout
     assert "--spice" in shown

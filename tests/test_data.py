@@ -19,11 +19,13 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import torchckn
-from torchckn import data
+from torchckn import building, data
 from torchckn.data import sources
+from torchckn.data.own import IMAGES
 from torchckn.errors import ConfigError, DataError
 from torchckn.graph import Conv, Graph
 from torchckn.graph.preprocessing import unit_pixels
+from torchckn.settings import Settings
 
 # The embedded set.
 
@@ -242,7 +244,7 @@ def test_a_folder_with_a_sub_folder_for_each_class(tmp_path: Path) -> None:
     save(tmp_path / "cat" / "a.png")
     save(tmp_path / "dog" / "b.jpg", value=100)
     save(tmp_path / "dog" / "c.PNG", value=200)
-    (tmp_path / "dog" / "notes.txt").write_text("not an image")
+    (tmp_path / "dog" / ".DS_Store").write_bytes(b"hidden")
     found = data.load(tmp_path)
     assert found.classes == ("cat", "dog")
     assert found.train.images.shape == (3, 3, 5, 4)
@@ -251,15 +253,97 @@ def test_a_folder_with_a_sub_folder_for_each_class(tmp_path: Path) -> None:
     assert found.test is None
 
 
-def test_a_folder_with_training_and_test_part(tmp_path: Path) -> None:
-    for part, n in (("train", 2), ("test", 1)):
+#: formats that have images of one kind only
+GREY_ONLY, COLOR_ONLY = (".pgm", ".pbm"), (".webp",)
+
+
+@pytest.mark.parametrize(
+    ("ending", "mode"),
+    [
+        *((ending, "L") for ending in IMAGES if ending not in (*COLOR_ONLY, ".pbm")),
+        *((ending, "RGB") for ending in IMAGES if ending not in GREY_ONLY),
+    ],
+)
+def test_images_are_read_in_every_format_that_is_named(tmp_path: Path, ending: str, mode: str) -> None:
+    for name, value in (("a", 50), ("b", 150)):
+        save(tmp_path / name / f"1{ending}", mode=mode, value=value)
+        save(tmp_path / name / "deeper" / f"2{ending}", mode=mode, value=value)
+    found = data.load(tmp_path)
+    assert found.train.labels.tolist() == [0, 0, 1, 1]
+    assert found.train.images.shape == (4, 1 if mode == "L" else 3, 5, 4)
+    assert found.train.images[:, 0, 2, 2].tolist() == pytest.approx([50, 50, 150, 150], abs=6)  # some formats are lossy
+
+
+def test_a_moving_image_is_its_first_frame(tmp_path: Path) -> None:
+    frames = [Image.new("L", (4, 5), value) for value in (10, 200)]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        frames[0].save(tmp_path / name / "1.gif", save_all=True, append_images=frames[1:])
+    assert data.load(tmp_path).train.images.unique().tolist() == [10]
+
+
+@pytest.mark.parametrize("ending", [".png", ".tif", ".pgm"])
+def test_sixteen_bits_are_scaled_to_eight_and_not_cut_off(tmp_path: Path, ending: str) -> None:
+    for name, value in (("a", 257 * 40), ("b", 65535)):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.full((5, 4), value, np.uint16)).save(tmp_path / name / f"1{ending}")
+    assert data.load(tmp_path).train.images[:, 0, 0, 0].tolist() == [40, 255]
+
+
+def test_grey_images_among_colored_ones_take_no_color_from_them(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "1.png", mode="L", value=9)
+    save(tmp_path / "b" / "2.png")
+    assert data.load(tmp_path).train.images[:, :, 0, 0].tolist() == [[9, 9, 9], [7, 2, 3]]
+
+
+def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
+    for name in "ab":
+        save(tmp_path / name / "1.png")
+    (tmp_path / "a" / "notes.txt").write_text("not an image")
+    (tmp_path / "b" / "photo.heic").write_bytes(b"not a known format")
+    save(tmp_path / "loose.png")
+    with pytest.warns(UserWarning, match="3 files were not read: a/notes.txt, b/photo.heic, loose.png; expected files with"):
+        assert len(data.load(tmp_path).train) == 2
+
+
+@pytest.mark.parametrize("validation", [None, "val", "valid", "validation", "Val"])
+@pytest.mark.parametrize("test", [None, "test"])
+def test_a_folder_with_folders_for_its_parts(tmp_path: Path, validation: str | None, test: str | None) -> None:
+    for part, n in (("train", 3), (validation, 2), (test, 1)):
         for name in ("one", "two"):
-            for i in range(n):
-                save(tmp_path / part / name / f"{i}.png", mode="L", value=i)
+            for i in range(n if part else 0):
+                save(tmp_path / str(part) / name / f"{i}.png", mode="L", value=i)
     found = data.load(str(tmp_path))
-    assert found.test is not None
-    assert found.train.images.shape == (4, 1, 5, 4)
-    assert found.test.labels.tolist() == [0, 1]
+    assert found.classes == ("one", "two")
+    assert found.train.images.shape == (6, 1, 5, 4)
+    assert (found.valid is None, found.test is None) == (validation is None, test is None)
+    if found.valid is not None:
+        assert found.valid.labels.tolist() == [0, 0, 1, 1]
+    if found.test is not None:
+        assert found.test.labels.tolist() == [0, 1]
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("car", "train"):
+        save(tmp_path / name / "1.png")
+    assert data.load(tmp_path).classes == ("car", "train")
+
+
+def test_validation_images_of_ones_own_are_those_that_a_run_validates_on(tmp_path: Path) -> None:
+    g = np.random.default_rng(0)
+    for part, n in (("train", 6), ("val", 2)):
+        for name in ("one", "two"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(n):
+                Image.fromarray(g.integers(0, 255, (5, 4), np.uint8)).save(tmp_path / part / name / f"{i}.png")
+    whole = data.load(tmp_path)
+    images = building.load_images(Settings(data=str(tmp_path)))
+    assert whole.valid is not None
+    assert torch.equal(images.valid.images, whole.valid.images)
+    assert torch.equal(images.train.images, whole.train.images)
+    assert images.test is None
+    with pytest.raises(ConfigError, match="validation is for data without validation images, but .* has 4 of its own"):
+        building.load_images(Settings(data=str(tmp_path), validation=3))
 
 
 def test_an_npz_file(tmp_path: Path) -> None:
@@ -269,13 +353,25 @@ def test_an_npz_file(tmp_path: Path) -> None:
     assert found.train.images.shape == (2, 1, 3, 4)
     assert found.test is not None
     assert found.test.labels.tolist() == [1]
+    assert found.valid is None
+    np.savez(tmp_path / "own.npz", x=x, y=y, x_valid=x[1:], y_valid=y[1:])
+    found = data.load(tmp_path / "own.npz")
+    assert found.valid is not None
+    assert found.valid.labels.tolist() == [0]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda p: (save(p / "a" / "1.png"), save(p / "b" / "2.png", (6, 6))), "images must have one size: .*2.png has 6x6"),
-        (lambda p: (save(p / "a" / "1.png"), (p / "b").mkdir()), "class 'b' is empty"),
+        (
+            lambda p: (save(p / "a" / "1.png"), (p / "b").mkdir()),
+            r"b expected image files \(.png, .*\), got none; add images",
+        ),
+        (
+            lambda p: (save(p / "a" / "1.png"), (p / "b").mkdir(), (p / "b" / "2.svg").write_text("<svg/>")),
+            "b expected image files .*, got 2.svg; add images, or convert them",
+        ),
         (lambda p: save(p / "a" / "1.png"), "a sub-folder of images for each class, at least two, got 1: a"),
         (
             lambda p: (save(p / "a" / "1.png"), save(p / "b" / "2.png"), (p / "b" / "3.png").write_bytes(b"x")),
@@ -287,7 +383,28 @@ def test_an_npz_file(tmp_path: Path) -> None:
                 save(p / "train" / "b" / "1.png"),
                 *(save(p / "test" / c / "1.png") for c in "bc"),
             ),
-            "has classes that .* does not have: c",
+            "test expected the classes of .*train, got c as well; add training images of that class",
+        ),
+        (
+            lambda p: [save(p / part / "a" / "1.png") for part in ("val", "test")],
+            "expected sub-folders train, test and one of",
+        ),
+        (
+            lambda p: [save(p / part / "a" / "1.png") for part in ("train", "test", "cats")],
+            "expected sub-folders train, test and one of val, valid, validation, .* got cats, test, train; move or rename",
+        ),
+        (lambda p: [save(p / part / "a" / "1.png") for part in ("train", "val", "valid")], "got train, val, valid; move"),
+        (
+            lambda p: [save(p / "train" / c / "1.png") for c in "ab"] + [save(p / "val" / "a" / "2.png", (9, 9))],
+            "2.png has 9x9 pixels, the training images 5x4; crop or resize",
+        ),
+        (
+            lambda p: (
+                save(p / "a" / "1.png"),
+                (p / "b").mkdir(),
+                Image.fromarray(np.zeros((5, 4), np.float32)).save(p / "b" / "2.tif"),
+            ),
+            "2.tif cannot be read as an image .its pixels are floating-point numbers",
         ),
     ],
 )
@@ -301,6 +418,10 @@ def test_folders_that_will_not_do_are_refused_with_the_file(tmp_path: Path, make
     ("arrays", "message"),
     [
         ({"x": np.zeros((2, 3, 3))}, "expected arrays x and y, got x"),
+        (
+            {"x": np.zeros((2, 3, 3)), "y": np.zeros(2, int), "x_test": np.zeros((2, 3, 3))},
+            "expected arrays x_test and y_test, got x, x_test, y",
+        ),
         ({"x": np.zeros((2, 3)), "y": np.zeros(2, int)}, r"x of shape \(N, H, W\) or \(N, C, H, W\)"),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y to be whole numbers"),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, int)}, "2 images and 3 labels"),
@@ -328,6 +449,54 @@ def test_a_split_is_a_partition_by_a_seed() -> None:
     assert not torch.equal(data.split(part, 3, seed=2)[1].labels, valid.labels)
     with pytest.raises(ConfigError, match="between 1 and 9 images, got 10"):
         data.split(part, 10)
+
+
+def test_a_part_is_sliced_unpacked_and_taken_by_a_data_loader() -> None:
+    part = data.Part(X, Y)
+    assert isinstance(part[2:5], data.Part)
+    assert part[2:5].labels.tolist() == [2, 3, 4]
+    assert torch.equal(part[2:5].images, X[2:5])
+    assert part[-3:].labels.tolist() == [7, 8, 9]
+    assert part[::4].labels.tolist() == [0, 4, 8]
+    assert (len(part), len(part[:100])) == (10, 10)
+    images, labels = part[:3]
+    assert torch.equal(images, X[:3])
+    assert torch.equal(labels, Y[:3])
+    image, label = part[4]
+    assert (image.shape, int(label)) == ((1, 1, 1), 4)
+    loaded = [y.tolist() for _, y in DataLoader(part, batch_size=4)]
+    assert loaded == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert repr(part[:2]) == "Part(2 images of shape (1, 1, 1), torch.float32)"
+
+
+def test_a_subset_is_the_first_images_or_random_ones_or_those_that_are_named() -> None:
+    part = data.Part(X, Y)
+    assert part.subset(3).labels.tolist() == [0, 1, 2]
+    drawn = part.subset(4, seed=1)
+    assert len(set(drawn.labels.tolist())) == 4
+    assert drawn.labels.tolist() not in ([0, 1, 2, 3], part.subset(4, seed=2).labels.tolist())
+    assert drawn.labels.tolist() == part.subset(4, seed=1).labels.tolist()
+    assert torch.equal(drawn.images.flatten(), drawn.labels.float())
+    assert part.subset([5, -1, 5]).labels.tolist() == [5, 9, 5]
+    assert part.subset(torch.tensor([2, 0])).labels.tolist() == [2, 0]
+    assert part.subset(Y > 6).labels.tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("which", "seed", "error", "message"),
+    [
+        (0, None, ConfigError, "subset expected between 1 and 10 images, got 0"),
+        (11, 1, ConfigError, "subset expected between 1 and 10 images, got 11"),
+        ([1, 2], 0, ConfigError, "subset expected a number of images with seed, got indices; leave seed out"),
+        ([1, 10], None, DataError, "subset expected indices below 10, got 1 to 10"),
+        ([0.5], None, DataError, r"subset expected a number or a list of indices, got \(1,\) of torch.float32"),
+        ([], None, DataError, r"subset expected a number or a list of indices, got \(0,\)"),
+        (torch.ones(3, dtype=torch.bool), None, DataError, r"subset expected a Boolean tensor of shape \(10,\), got \(3,\)"),
+    ],
+)
+def test_subsets_that_are_not_there_are_refused(which: Any, seed: int | None, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        data.Part(X, Y).subset(which, seed)
 
 
 def test_preprocessing_standardises_by_training_statistics_and_travels_with_the_model(tmp_path: Path) -> None:
@@ -373,12 +542,13 @@ class Stream(IterableDataset[Any]):
     "form",
     [
         (X, Y),
+        data.Part(X, Y),
         [X.numpy(), Y.numpy()],
         TensorDataset(X, Y),
         DataLoader(TensorDataset(X, Y), batch_size=4),
         Stream(),
     ],
-    ids=["pair", "arrays", "dataset", "loader", "stream"],
+    ids=["pair", "part", "arrays", "dataset", "loader", "stream"],
 )
 def test_data_come_in_many_forms_and_out_in_one(form: Any) -> None:
     seen = list(data.batches(form, 4, labels=True))
@@ -391,7 +561,13 @@ def test_images_alone_are_data_and_a_generator_shuffles_them() -> None:
     order = torch.cat([x for x, _ in data.batches(X, 3, generator=torch.Generator().manual_seed(0))]).flatten()
     assert sorted(order.tolist()) == X.flatten().tolist()
     assert not torch.equal(order, X.flatten())
-    assert data.size_of(X) == data.size_of((X, Y)) == data.size_of(DataLoader(TensorDataset(X, Y))) == 10
+    assert (
+        data.size_of(X)
+        == data.size_of((X, Y))
+        == data.size_of(data.Part(X, Y))
+        == data.size_of(DataLoader(TensorDataset(X, Y)))
+        == 10
+    )
     assert data.size_of(Stream()) is None
 
 

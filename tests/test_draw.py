@@ -24,12 +24,12 @@ from .browser import browser, console, open_page  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> Iterator[Any]:
     """A server for a CKN and a ConvNet that were trained a little."""
     folder = tmp_path_factory.mktemp("draw")
     for kind in ("ckn", "convnet"):
-        arguments = ["train", "lenet5", "--filters", "8", "--kind", kind, "--steps", "20", "--run", str(folder / kind), "-q"]
-        cli.app(arguments, standalone_mode=False)
+        network = ["lenet5", "--filters", "8", "--kind", kind, "--data", str(few_digits)]
+        cli.app(["train", *network, "--steps", "20", "--run", str(folder / kind), "-q"], standalone_mode=False)
     made = make_server([folder / "ckn", folder / "convnet"])
     thread = threading.Thread(target=made.serve_forever, daemon=True)
     thread.start()
@@ -55,8 +55,8 @@ def drawn(image: torch.Tensor) -> bytes:
     return json.dumps({"pixels": large.flatten().tolist()}).encode()
 
 
-def test_a_digit_is_recognised_and_its_neighbours_are_alike(server: Any) -> None:
-    test = data.load("mnist-mini").test
+def test_a_digit_is_recognized_and_its_nearest_images_have_its_class(server: Any, digits: data.DataSet) -> None:
+    test = digits.test
     assert test is not None
     right, alike = 0, 0
     for image, label in zip(test.images[:20], test.labels[:20].tolist(), strict=True):
@@ -73,7 +73,7 @@ def test_a_digit_is_recognised_and_its_neighbours_are_alike(server: Any) -> None
     assert alike >= 0.6 * 8 * 20
 
 
-def test_an_empty_board_is_an_answer_too(server: Any) -> None:
+def test_an_empty_drawing_is_classified_too(server: Any) -> None:
     status, content = ask(server, "POST", "/classify", json.dumps({"pixels": [0] * SIDE**2}).encode())
     assert status == 200
     assert len(content["answers"]) == 2
@@ -84,10 +84,10 @@ def test_an_empty_board_is_an_answer_too(server: Any) -> None:
     [b"", b"{", b"[]", b"\xff\xfe", b'{"pixels": [1, 2]}', b'{"pixels": "' + b"1" * SIDE**2 + b'"}', b"[" * 50_000]
     + [json.dumps({"pixels": [value] * SIDE**2}).encode() for value in (256, -1, 0.5, None)],
 )
-def test_malformed_drawings_are_refused_and_the_server_goes_on(server: Any, body: bytes) -> None:
+def test_malformed_drawings_are_refused_and_the_server_keeps_running(server: Any, body: bytes) -> None:
     status, content = ask(server, "POST", "/classify", body)
     assert status == 400
-    assert "whole numbers from 0 to 255" in content["error"]
+    assert "integers from 0 to 255" in content["error"]
     assert ask(server, "GET", "/")[0] == 200
 
 
@@ -106,7 +106,7 @@ def test_it_listens_on_the_loopback_address_only(server: Any) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
 
-def test_a_drawing_is_centred_as_the_data_set_is() -> None:
+def test_a_drawing_is_centered_as_the_data_set_is() -> None:
     pixels = np.zeros((SIDE, SIDE), np.uint8)
     pixels[5:45, 80:90] = 255  # a stroke in a corner
     image = as_input(pixels, (1, 28, 28))

@@ -59,7 +59,7 @@ def test_average_pooling_weighs_all_pairs_of_patches() -> None:
 
 
 def finite_feature_networks() -> dict[str, list[Node]]:
-    """Networks of linear kernels with as many filters as dimensions: there, nothing is approximated but eps."""
+    """Networks of linear kernels with as many filters as dimensions, for which only eps is an approximation."""
     linear = {"kernel": Linear(), "eps": 1e-12}
     return {
         "convolution": [Conv("c", filters=18, kernel_size=(3, 3), **linear)],
@@ -121,7 +121,7 @@ def test_the_exact_kernel_is_symmetric_and_positive_definite(small_graph: Graph)
     assert torch.linalg.eigvalsh(gram).min() > 0
 
 
-def test_a_trained_bandwidth_counts_and_filters_do_not() -> None:
+def test_the_exact_kernel_depends_on_trained_bandwidths_and_not_on_filters() -> None:
     graph = Graph((1, 4, 4), [Conv("c", filters=2, kernel_size=(2, 2), kernel=RBFSphere(0.6, trainable=True))])
     x = images(2, 1, 4, 4)
     ckn = torchckn.CKN(graph)
@@ -138,6 +138,41 @@ def test_zero_images_follow_the_convention_of_the_layers() -> None:
     for kernel, expected in ((RBFSphere(0.6), 0.0), (kernels.ArcCosine(0), 0.5 * 9)):
         graph = Graph((1, 4, 4), [Conv("c", filters=2, kernel_size=(2, 2), kernel=kernel)])
         assert torchckn.exact_kernel(graph, x).item() == pytest.approx(expected)
+
+
+KERNELS_WITH_RANDOM_FEATURES = [Linear(), ArcCosine(0), ArcCosine(1), ArcCosine(2), RBFSphere(0.6)]
+
+
+def random_features(layer: Node, x: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    graph = Graph(tuple(x.shape[1:]), [layer])
+    return torchckn.CKN(graph, weights="random-features", generator=generator, dtype=torch.float64).features(x)
+
+
+@pytest.mark.parametrize("regions", [None, (2, 1)], ids=str)
+@pytest.mark.parametrize("kernel", KERNELS_WITH_RANDOM_FEATURES, ids=str)
+def test_random_features_of_a_local_layer_have_the_exact_kernel_as_their_mean(
+    kernel: kernels.Kernel, regions: tuple[int, int] | None
+) -> None:
+    x = images(3, 2, 3, 3)
+    local = Local("l", filters=4000, kernel_size=(2, 2), regions=regions, kernel=kernel)
+    convolution = Conv("l", filters=4000, kernel_size=(2, 2), kernel=kernel)
+
+    def error(layer: Node) -> float:
+        """The mean over seeds of the relative distance to the exact kernel."""
+        exact = torchckn.exact_kernel(Graph((2, 3, 3), [layer]), x)
+        grams = [features @ features.T for features in (random_features(layer, x, seed) for seed in range(3))]
+        return float(sum((gram - exact).norm() / exact.norm() for gram in grams) / len(grams))
+
+    assert error(local) < 2 * error(convolution) < 0.06
+
+
+@pytest.mark.parametrize("kernel", KERNELS_WITH_RANDOM_FEATURES, ids=str)
+def test_random_features_of_a_local_layer_with_one_region_are_those_of_convolution(kernel: kernels.Kernel) -> None:
+    x = images(3, 2, 3, 3)
+    options = {"filters": 50, "kernel_size": (2, 2), "kernel": kernel}
+    local = random_features(Local("l", regions=(1, 1), **options), x)
+    torch.testing.assert_close(local, random_features(Conv("l", **options), x))
 
 
 def test_max_pooling_has_no_exact_kernel() -> None:

@@ -43,7 +43,7 @@ filters = [4]
 kind = ["ckn", "convnet"]
 
 [[rules]]
-settings = { data = "mnist-mini", steps = 30, batch_size = 64, patches = 500, lr = "cosine:0.01", checkpoint_every = 5 }
+settings = { data = "digits.npz", steps = 30, batch_size = 64, patches = 500, lr = "cosine:0.01", checkpoint_every = 5 }
 
 [figure]
 kind = "curves"
@@ -59,6 +59,12 @@ rules = [{ settings = { steps = 100 } }, { match = { kind = "convnet" }, skip = 
 """
 
 
+@pytest.fixture(autouse=True)
+def _beside_the_digits(few_digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells find their few images in the current folder."""
+    monkeypatch.chdir(few_digits.parent)
+
+
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
     file = tmp_path / "small.toml"
@@ -67,7 +73,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 def cell(experiment: str = "one", measure: str = "train", **given: Any) -> Cell:
-    common = {"data": "mnist-mini", "steps": 3, "batch_size": 64, "patches": 500, "lr": 0.01, "linear_kernel": "rbf:0.6"}
+    common = {"data": "digits.npz", "steps": 3, "batch_size": 64, "patches": 500, "lr": 0.01, "linear_kernel": "rbf:0.6"}
     return Cell(experiment, "cpu", measure, {"network": "lenet1", "filters": 4}, common | given, 0)
 
 
@@ -179,11 +185,11 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
         with pytest.raises(ConfigError, match=f"small.toml: .*{re.escape(message)}"):
             experiment(str(spec))
     spec.write_text(SPEC.replace('kind = "curves"', 'kind = "over-filters"').replace("filters = [4]\n", ""))
-    with pytest.raises(ConfigError, match="the kind 'over-filters' wants filters in grid"):
+    with pytest.raises(ConfigError, match="the kind 'over-filters' needs filters in grid"):
         experiment(str(spec))
-    with pytest.raises(ConfigError, match="lrs wants trial_steps"):
+    with pytest.raises(ConfigError, match="lrs needs trial_steps"):
         cell(lrs=[0.1]).check()
-    with pytest.raises(ConfigError, match="wants gradient = { images, directions, methods }"):
+    with pytest.raises(ConfigError, match="needs gradient = { images, directions, methods }"):
         cell(measure="gradient").check()
     with pytest.raises(ConfigError, match="unknown experiment 'ulr-sdg'.*'ulr-sgo'"):
         experiment("ulr-sdg")

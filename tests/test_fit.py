@@ -297,6 +297,60 @@ def test_lambda_is_chosen_on_validation_data_along_a_path(loss: Any) -> None:
     assert path.to_json()["lam"] == path.lam
 
 
+@pytest.mark.parametrize(("search", "few"), [("path", True), ("path", False), ("exhaustive", True)])
+def test_the_accuracy_that_chose_the_penalty_is_that_of_the_classifier_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch, search: Any, few: bool
+) -> None:
+    if not few:
+        monkeypatch.setattr(classifier, "_FEW", 0)  # as if there were many: solved loosely at first
+    for seed in range(0, 8, 2):
+        x, y = features(80, 40, seed=seed)
+        vx, vy = features(30, 40, seed=seed + 1)
+        weight, bias, fit = fit_classifier(x, y, 4, vx, vy, search=search, lambdas=[2.0**-i for i in range(0, 24, 3)])
+        (chosen,) = (score for score in fit.curve if score.lam == fit.lam)
+        kept = float(((vx @ weight + bias).argmax(1) == vy).double().mean())
+        assert fit.accuracy == chosen.accuracy == kept == max(score.accuracy for score in fit.curve)
+
+
+@pytest.mark.parametrize(
+    ("loss", "search"), [("multinomial", "path"), ("multinomial", "exhaustive"), ("square", "exhaustive")]
+)
+def test_penalties_of_equal_accuracy_are_ranked_by_their_validation_loss(loss: Any, search: Any) -> None:
+    x, y = features(200, seed=2)
+    vx, vy = features(8, seed=3)  # so few that many penalties are equally accurate
+    lambdas = [2.0**-i for i in range(20)]
+    weight, bias, fit = fit_classifier(x, y, 4, vx, vy, loss=loss, search=search, lambdas=lambdas)
+    equals = [score for score in fit.curve if score.accuracy == fit.accuracy]
+    assert len(equals) > 2
+    assert fit.lam == min(equals, key=lambda score: score.loss).lam
+    assert fit.lam < max(score.lam for score in equals), "the largest of them would do without a look at the loss"
+    scores = vx @ weight + bias
+    of_images = F.cross_entropy(scores, vy) if loss == "multinomial" else (scores - F.one_hot(vy, 4)).square().sum(1).mean()
+    assert min(score.loss for score in equals) == pytest.approx(float(of_images), rel=1e-6)
+
+
+def test_a_fitted_head_has_the_accuracy_that_is_reported_even_on_few_images() -> None:
+    digits = data.load("mnist-mini").train
+    train, valid = digits[:300], digits[300:320]
+    ckn = translate(zoo.build("lenet1", filters=6), (1, 28, 28), RBFSphere(0.6), generator=seeded())
+    fit = fit_head(ckn, train, valid)
+    assert evaluate(ckn, valid).accuracy == fit.accuracy == max(score.accuracy for score in fit.curve)
+
+
+def test_a_head_without_a_bias_is_refused() -> None:
+    ckn = two_layers()
+    ckn.head = torch.nn.Linear(ckn.head.in_features, 3, bias=False)
+    with pytest.raises(ConfigError, match="expected a head with a bias, got one without; build the head with bias=True"):
+        fit_head(ckn, (IMAGES, LABELS), lam=1.0)
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    x, y = features(50)
+    x[3, 4] = torch.inf
+    with pytest.raises(DataError, match="the features are not finite, .*; check images and filters for NaN"):
+        fit_classifier(x, y, 4, lam=1e-3)
+
+
 def test_preconditioning_saves_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = features(2000, 60)
     valid = features(100, 60, seed=1)
@@ -321,10 +375,9 @@ def test_refitting_uses_validation_images_too() -> None:
     assert objectives[0] < objectives[2]
 
 
-def test_a_whole_network_is_trained_without_labels_for_its_filters() -> None:
-    digits = data.load("mnist-mini")
+def test_a_whole_network_is_trained_without_labels_for_its_filters(digits: data.DataSet) -> None:
     assert digits.test is not None
-    train, valid = data.split(data.Part(*(t[:2500] for t in digits.train)), 500)
+    train, valid = data.split(digits.train[:2500], 500)
     pixels = data.Preprocessing.fit(train.images)
     net = zoo.build("lenet1", filters=12)
     ckn = translate(net, (1, 28, 28), RBFSphere(0.6), preprocessing=pixels, generator=seeded())
@@ -354,7 +407,11 @@ LABELS = torch.arange(120) % 3
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda c: fit_head(c, (IMAGES, LABELS)), ConfigError, "pass valid_data, or the penalty itself as lam"),
+        (
+            lambda c: fit_head(c, (IMAGES, LABELS)),
+            ConfigError,
+            "chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam",
+        ),
         (lambda c: fit_head(c, IMAGES, lam=1.0), DataError, "fit_head needs labels in train_data"),
         (lambda c: fit_head(c, (IMAGES, LABELS + 1), lam=1.0), DataError, "labels must be from 0 to 2 .* got 1 to 3"),
         (lambda c: fit_head(c, (IMAGES, LABELS.float()), lam=1.0), DataError, "labels must be whole numbers"),

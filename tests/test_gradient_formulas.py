@@ -1,4 +1,4 @@
-"""The appendix "CKN gradient", written out with its Kronecker products, against autograd.
+"""The formulas of the appendix "CKN gradient", with its Kronecker products, compared with autograd.
 
 Notation of the appendix: vec stacks columns, so vec(A X B) = (B^T kron A) vec(X). Images are matrices (channels, positions).
 """
@@ -63,7 +63,7 @@ class Layer:
         """Sigma: vec of the image to vec of its patches."""
         pixels = SIDE * SIDE
         columns = []
-        for position in range(pixels):  # column-stacking: position after position, channels within
+        for position in range(pixels):  # columns are stacked: by position, then by channel
             for channel in range(CHANNELS):
                 basis = torch.zeros(1, CHANNELS, pixels, dtype=torch.float64)
                 basis[0, channel, position] = 1
@@ -71,7 +71,7 @@ class Layer:
         return np.stack(columns, 1)
 
     def of_root(self) -> np.ndarray:
-        """-(I kron A + A kron I)^-1 (A^2 kron A^2): how A answers to a change of the Gram matrix."""
+        """-(I kron A + A kron I)^-1 (A^2 kron A^2): the derivative of A with respect to the Gram matrix."""
         identity, square = np.eye(self.f), self.a @ self.a
         return -np.linalg.solve(kron(identity, self.a) + kron(self.a, identity), kron(square, square))
 

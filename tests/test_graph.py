@@ -74,7 +74,7 @@ def test_a_graph_is_rebuilt_from_its_json() -> None:
     assert hash(graph) == hash(every_operation())
 
 
-def test_nodes_follow_each_other_unless_inputs_are_named(small_graph: Graph) -> None:
+def test_the_default_input_of_a_node_is_the_previous_node(small_graph: Graph) -> None:
     assert [node.inputs for node in small_graph.nodes] == [("input",), ("conv",), ("pool",)]
 
 
@@ -121,28 +121,34 @@ def test_a_new_operation_is_one_class() -> None:
         (lambda: Graph((1, 8, 8), []), "at least one node, got none"),
         (lambda: Graph((1, 8, 8), [Conv("c")]), "node 'c' expected at least one filter, got filters=0"),
         (lambda: Graph((1, 8, 8), [Conv("c", filters=1, kernel="rbf")]), "node 'c' expected a kernel .* got 'rbf'"),
-        (lambda: Graph((1, 8, 8), [Conv("c", filters=1, stride=0)]), "stride of node 'c' expected a whole number"),
-        (lambda: Graph((1, 8, 8), [Conv("c", filters=1, kernel_size=(9, 9))]), "its .9, 9. window does not fit into 8x8"),
-        (lambda: Graph((1, 8, 8), [Conv("c", filters=1), Conv("c", filters=1)]), "'c' is taken or not one"),
-        (lambda: Graph((1, 8, 8), [Conv("a.b", filters=1)]), "'a.b' is taken or not one"),
-        (lambda: Graph((1, 8, 8), [Conv("items", filters=1)]), "'items' is taken or not one"),
+        (lambda: Graph((1, 8, 8), [Conv("c", filters=1, stride=0)]), "stride of node 'c' expected an integer >= 1"),
+        (lambda: Graph((1, 8, 8), [Conv("c", filters=1, kernel_size=(9, 9))]), "at least one .9, 9. window, got 8x8"),
+        (
+            lambda: Graph((1, 8, 8), [Conv("c", filters=1), Conv("c", filters=1)]),
+            "new node name without dots, got 'c', which is already used",
+        ),
+        (lambda: Graph((1, 8, 8), [Conv("a.b", filters=1)]), "new node name without dots, got 'a.b'"),
+        (lambda: Graph((1, 8, 8), [Conv("items", filters=1)]), "got 'items', which is already used, reserved or not valid"),
         (
             lambda: Graph((1, 8, 8), [Conv("c", filters=1, inputs=("x",))]),
-            r"has inputs \['x'\], which no earlier node gives",
+            r"'c' expected earlier nodes as inputs, got \['x'\]",
         ),
         (lambda: Graph((1, 8, 8), [Dense("d", filters=1), Conv("c", filters=1)]), r"'c' expected an image .* got \(1,\)"),
         (
             lambda: Graph((1, 8, 8), [Conv("a", filters=1), Conv("b", filters=1, inputs=("input",))]),
-            r"nodes \['a'\] are not used by any later node",
+            r"got unused nodes \['a'\]; remove them",
         ),
         (
             lambda: Graph((1, 8, 8), [Conv("a", filters=1, kernel_size=(3, 3)), DirectSum("s", inputs=("a", "input"))]),
             "'s' expected inputs that differ in their channels only",
         ),
         (lambda: Graph((1, 8, 8), [Conv("a", filters=1, inputs=("input", "input"))]), "'a' expected one input, got 2"),
-        (lambda: Graph((1, 8, 8), [Conv("a", filters=1), Whiten("w")]), "'w' acts on pixels and cannot follow"),
-        (lambda: Graph.from_json({"nodes": []}), "not a graph that Graph.to_json wrote"),
-        (lambda: Graph.from_json([1, 2]), "not a graph that Graph.to_json wrote"),
+        (
+            lambda: Graph((1, 8, 8), [Conv("a", filters=1), Whiten("w")]),
+            "'w' acts on pixels, but its input is a kernel layer",
+        ),
+        (lambda: Graph.from_json({"nodes": []}), "expected a graph written by Graph.to_json"),
+        (lambda: Graph.from_json([1, 2]), "expected a graph written by Graph.to_json"),
         (lambda: Node.from_json({"op": "Convolution", "name": "c"}), "unknown operation 'Convolution'"),
         (lambda: Node.from_json({"op": "Conv", "name": "c", "filter": 3}), "Conv cannot be built from .*filter"),
     ],
@@ -153,14 +159,14 @@ def test_bad_graphs_are_refused_with_a_reason(build: Any, message: str) -> None:
 
 
 def test_average_pooling_has_no_dilation() -> None:
-    with pytest.raises(ConfigError, match="average pooling has no dilation"):
+    with pytest.raises(ConfigError, match="because average pooling has no dilation, got"):
         Graph((1, 8, 8), [AveragePool("p", kernel_size=(2, 2), dilation=(2, 2))])
 
 
 def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
     wider = every_operation().with_filters(12)
     filters = {node.name: node.filters for node in wider.nodes if isinstance(node, KernelNode)}
-    assert filters.pop("same") == 12 + 12 + 12  # an identity layer follows the channels it gets
+    assert filters.pop("same") == 12 + 12 + 12  # an identity layer has as many filters as input channels
     assert set(filters.values()) == {12}
 
 
@@ -170,13 +176,25 @@ def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
         (lambda: Conv("c", filters=1, eps=-1), "node 'c' expected eps >= 0, got -1"),
         (lambda: Conv("c", filters=1, init="foo"), "unknown init of node 'c' 'foo'"),
         (lambda: Conv("c", filters=1, inverse_sqrt="foo"), "unknown inverse square root method 'foo'"),
-        (lambda: Graph((2, 8, 8), [Conv("c", filters=3, init="identity")]), "so it has as many filters, not 3"),
-        (lambda: Graph((2, 8, 8), [Conv("c", filters=2, init="identity", kernel_size=3)]), "so it has 1x1 filters"),
-        (lambda: Graph((2, 8, 8), [Conv("c", filters=3, groups=2)]), "2 groups do not divide 2 channels and 3 filters"),
-        (lambda: Graph((2, 8, 8), [Local("l", filters=3, regions=9)]), r"\(8, 8\) output positions, which \(9, 9\) regions"),
+        (
+            lambda: Graph((2, 8, 8), [Conv("c", filters=3, init="identity")]),
+            "expected 2 filters, as an identity on 2 channels, got 3",
+        ),
+        (
+            lambda: Graph((2, 8, 8), [Conv("c", filters=2, init="identity", kernel_size=3)]),
+            "expected 1x1 filters, stride 1, .* got 3x3, groups=1",
+        ),
+        (lambda: Graph((2, 8, 8), [Conv("c", filters=3, groups=2)]), "divides 2 channels and 3 filters, got 2"),
+        (
+            lambda: Graph((2, 8, 8), [Local("l", filters=3, regions=9)]),
+            r"regions as output positions, \(8, 8\), got \(9, 9\)",
+        ),
         (lambda: Graph((2, 8, 8), [nn.Conv2d(1, 1, 1)]), "nodes such as graph.Conv.*, got Conv2d"),
-        (lambda: Graph((2, 8, 8), [Conv("training", filters=3)]), "'training' is taken or not one"),
-        (lambda: Graph((2, 8, 8), [Conv(1, filters=3)]), "1 is taken or not one"),
+        (
+            lambda: Graph((2, 8, 8), [Conv("training", filters=3)]),
+            "got 'training', which is already used, reserved or not valid",
+        ),
+        (lambda: Graph((2, 8, 8), [Conv(1, filters=3)]), "got 1, which is already used, reserved or not valid"),
         (lambda: torchckn.CKN("x"), "CKN expected a torchckn.Graph, got str"),
         (
             lambda: torchckn.exact_kernel(nn.Identity(), torch.zeros(1)),
@@ -189,7 +207,7 @@ def test_a_graph_is_validated_when_it_is_made(build: Any, message: str) -> None:
         build()
 
 
-def test_whole_numbers_serve_where_pairs_are_meant() -> None:
+def test_an_integer_stands_for_a_pair_of_equal_ones() -> None:
     graph = Graph(
         (1, 12, 12),
         [
@@ -200,5 +218,5 @@ def test_whole_numbers_serve_where_pairs_are_meant() -> None:
             AdaptiveAveragePool("a", output_size=2),
         ],
     )
-    assert graph.shapes["p"] == (2, 5, 5)  # a pooling window moves by its own size, as in torch
+    assert graph.shapes["p"] == (2, 5, 5)  # the default stride is the window size, as in torch
     assert torchckn.CKN(graph).features(torch.rand(1, 1, 12, 12)).shape == (1, 8)

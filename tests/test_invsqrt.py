@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import torchckn
 from torchckn.errors import ConfigError, DataError, NumericalError
-from torchckn.nn.invsqrt import choose_method, known_inverse_sqrt, newton, newton_residual
+from torchckn.nn.invsqrt import choose_method, newton, newton_residual, precomputed_inverse_sqrt
 
 from . import oracles
 
@@ -41,7 +41,7 @@ def test_a_batch_is_its_matrices_one_by_one(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_those_of_finite_differences(method: str) -> None:
     matrix = positive_definite(5, 1, batch=(2,), floor=0.5).requires_grad_()
-    # A random symmetric direction decides; single entries would break the symmetry that all methods rely on.
+    # A random symmetric direction, because changing single entries would break the symmetry that all methods rely on.
     assert torch.autograd.gradcheck(lambda m: torchckn.inverse_sqrt((m + m.mT) / 2, method), matrix, atol=1e-6)
 
 
@@ -50,12 +50,12 @@ def test_the_closed_form_passes_gradcheck_entry_by_entry() -> None:
     assert torch.autograd.gradcheck(torchckn.inverse_sqrt, matrix)
 
 
-def test_a_root_from_memory_has_the_exact_gradient() -> None:
+def test_a_precomputed_root_has_the_exact_gradient() -> None:
     matrix = positive_definite(4, 3)
     root, cotangent = torchckn.inverse_sqrt(matrix), torch.randn(4, 4, dtype=torch.float64)
     first, second = matrix.clone().requires_grad_(), matrix.clone().requires_grad_()
     torchckn.inverse_sqrt(first).backward(cotangent)
-    known_inverse_sqrt(second, root).backward(cotangent)
+    precomputed_inverse_sqrt(second, root).backward(cotangent)
     torch.testing.assert_close(second.grad, first.grad)
 
 
@@ -79,7 +79,7 @@ def test_second_derivatives_are_refused_rather_than_wrong() -> None:
         torch.autograd.grad(gradient.sum(), matrix)
 
 
-def test_noise_is_not_taken_for_a_positive_eigenvalue() -> None:
+def test_an_eigenvalue_that_is_rounding_noise_is_not_positive() -> None:
     for seed in range(6):
         rows = torch.randn(10, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         with pytest.raises(NumericalError, match="positive definite matrix"):
@@ -91,7 +91,7 @@ def test_newton_makes_at_least_one_iteration() -> None:
         torchckn.inverse_sqrt(torch.eye(2), "newton", iters=0)
 
 
-def test_every_matrix_of_a_batch_is_judged_by_its_own_scale() -> None:
+def test_symmetry_is_checked_relative_to_the_scale_of_each_matrix() -> None:
     crooked = torch.tensor([[1e-6, 1e-7], [-1e-7, 1e-6]])
     with pytest.raises(NumericalError, match="symmetric"):
         torchckn.inverse_sqrt(torch.stack([torch.eye(2), crooked]))
@@ -128,7 +128,7 @@ def test_newton_iterates_to_a_residual_on_request() -> None:
     torch.testing.assert_close(enough.root, torchckn.inverse_sqrt(matrix, "eigh"))
 
 
-def test_newton_says_when_it_does_not_reach_the_residual() -> None:
+def test_newton_raises_an_error_when_it_does_not_reach_the_residual() -> None:
     with pytest.raises(NumericalError, match="after 3 iterations, expected 1.0e-10; allow more iters"):
         torchckn.inverse_sqrt(positive_definite(8, 7), "newton", iters=3, tol=1e-10)
 
@@ -158,8 +158,8 @@ def test_an_empty_batch_stays_empty() -> None:
 @pytest.mark.parametrize(
     ("matrix", "error", "message"),
     [
-        (torch.ones(2, 3), DataError, r"real square matrices \(..., f, f\), got \(2, 3\)"),
-        (torch.ones(3), DataError, r"real square matrices .* got \(3,\)"),
+        (torch.ones(2, 3), DataError, r"floating-point square matrices \(..., f, f\), got \(2, 3\)"),
+        (torch.ones(3), DataError, r"floating-point square matrices .* got \(3,\)"),
         (torch.eye(3, dtype=torch.long), DataError, "got .* of torch.int64"),
         (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), NumericalError, "finite entries, got NaN or infinity"),
         (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), NumericalError, r"symmetric matrix, .* pass \(M \+ M.T\) / 2"),
@@ -174,6 +174,6 @@ def test_bad_matrices_are_refused_with_a_reason(
         torchckn.inverse_sqrt(matrix, method)
 
 
-def test_an_unknown_method_is_refused_with_the_nearest_known_one() -> None:
+def test_the_error_for_an_unknown_method_suggests_the_closest_one() -> None:
     with pytest.raises(ConfigError, match="unknown inverse square root method 'eig'.*Did you mean 'eigh'"):
         torchckn.inverse_sqrt(torch.eye(2), "eig")

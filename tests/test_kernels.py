@@ -168,7 +168,7 @@ def test_a_new_kernel_is_one_class_with_one_method(generator: torch.Generator) -
     assert isinstance(KernelSpec("Cubed").build(), Cubed)
 
 
-def test_a_kernel_without_kappa_says_what_is_missing() -> None:
+def test_a_kernel_without_kappa_names_what_is_missing() -> None:
     class Empty(kernels.Kernel):
         pass
 
@@ -176,7 +176,7 @@ def test_a_kernel_without_kappa_says_what_is_missing() -> None:
         Empty().kappa(torch.ones(1))
 
 
-def test_a_kernel_that_hides_its_arguments_says_so() -> None:
+def test_a_kernel_that_does_not_store_its_arguments_names_them() -> None:
     class Hiding(kernels.Kernel):
         def __init__(self, width: float) -> None:
             super().__init__()
@@ -184,8 +184,14 @@ def test_a_kernel_that_hides_its_arguments_says_so() -> None:
         def kappa(self, t: torch.Tensor) -> torch.Tensor:
             return t
 
-    with pytest.raises(ConfigError, match=r"Hiding must keep its arguments \['width'\]"):
+    with pytest.raises(ConfigError, match=r"Hiding must store its arguments \['width'\] as attributes"):
         Hiding(1.0).spec()
+
+
+def test_the_name_of_a_kernel_of_the_library_cannot_be_used_again() -> None:
+    with pytest.raises(ConfigError, match="expected a new class name for a kernel, got Linear, which torchckn already has"):
+        type("Linear", (kernels.Kernel,), {"__module__": "elsewhere"})
+    assert KernelSpec("Linear").build().__class__ is kernels.Linear
 
 
 @pytest.mark.parametrize(
@@ -195,7 +201,7 @@ def test_a_kernel_that_hides_its_arguments_says_so() -> None:
         (lambda: kernels.RBFSphere(math.nan), "positive, finite sigma, got nan"),
         (lambda: kernels.RBFSphere("wide"), "positive, finite sigma, got 'wide'"),
         (lambda: kernels.ArcCosine(3), r"order 0 \(step function\), 1 \(ReLU\) or 2, got 3"),
-        (lambda: kernels.Polynomial(0), "whole degree of at least 1, got 0"),
+        (lambda: kernels.Polynomial(0), "an integer degree >= 1, got 0"),
         (lambda: kernels.Polynomial(2, offset=-1), "finite offset >= 0 .* got -1"),
         (lambda: kernels.Matern(1.0, 0.6), r"half-integer nu of at most 19.5 \(0.5, 1.5, 2.5, ...\), got 1.0"),
         (lambda: kernels.Matern(0.5, -1), "Matern expected a positive, finite sigma, got -1"),
@@ -209,5 +215,5 @@ def test_bad_kernels_are_refused_with_a_reason(build: object, message: str) -> N
 
 
 def test_gram_refuses_rows_of_different_lengths() -> None:
-    with pytest.raises(DataError, match=r"rows of one length, got \(2, 3\) and \(2, 4\) of torch.float32"):
+    with pytest.raises(DataError, match=r"rows of equal length, got \(2, 3\) and \(2, 4\) of torch.float32"):
         kernels.Linear().gram(torch.ones(2, 3), torch.ones(2, 4))

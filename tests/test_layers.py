@@ -57,7 +57,7 @@ def test_the_convolutional_layer_equals_the_loop_oracle(case: Case, problem: dic
     np.testing.assert_allclose(layer(x).detach(), expected, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(layer.eval()(x).detach(), expected, rtol=1e-10, atol=1e-10)
     single = copy.deepcopy(layer).float()(x.float()).double().detach()
-    loose = 50 if is_rough(case) else 1  # a slope that is unbounded at |t| = 1 magnifies the rounding of the input
+    loose = 50 if is_rough(case) else 1  # a slope that is unbounded at |t| = 1 amplifies rounding errors of the input
     scale = max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(single, expected, rtol=0, atol=EXACT[torch.float32] * loose * scale)
 
@@ -96,7 +96,7 @@ def test_the_fully_connected_layer_equals_the_loop_oracle(case: Case, seed: int,
     np.testing.assert_allclose(layer(x).detach(), values @ root, rtol=1e-10, atol=1e-10)
 
 
-def test_regions_cut_the_positions_into_a_grid() -> None:
+def test_regions_divide_the_positions_into_a_grid() -> None:
     index = layers.region_index((4, 5), (2, 2)).reshape(4, 5)
     assert index.tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [2, 2, 2, 3, 3], [2, 2, 2, 3, 3]]
 
@@ -228,7 +228,7 @@ def test_gradients_in_float32_are_those_of_float64(case: Case, training: bool, g
     assert (gradients[0] - gradients[1]).norm() < (5e-3 if curved else 1e-4) * gradients[1].norm()
 
 
-# The memory of the projection in eval mode.
+# The cache of the projection in eval mode.
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_eval_mode_computes_the_root_once_and_again_after_a_change(
         torch.testing.assert_close(after, copy.deepcopy(layer).train()(x))
 
 
-def test_training_mode_follows_every_step_and_forgets_nothing(counted: list[int], generator: torch.Generator) -> None:
+def test_training_mode_computes_the_root_in_every_call(counted: list[int], generator: torch.Generator) -> None:
     layer = KernelConv2d(2, 4, 3, generator=generator)
     x = torch.randn(3, 2, 5, 5, generator=generator)
     layer(x), layer(x)
@@ -314,7 +314,7 @@ def test_gradients_in_eval_mode_are_those_of_training_mode(case: Case, generator
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_a_root_remembered_in_inference_mode_serves_training_code_as_well(generator: torch.Generator) -> None:
+def test_a_root_cached_in_inference_mode_can_be_used_in_training(generator: torch.Generator) -> None:
     layer = KernelConv2d(2, 4, 3, generator=generator).eval()
     x = torch.randn(3, 2, 5, 5, generator=generator)
     with torch.inference_mode():
@@ -403,10 +403,10 @@ def test_normalize_brings_filters_back_to_the_sphere() -> None:
         ),
         (lambda: KernelLinear(4, 2)(torch.full((1, 4), torch.nan)), DataError, "finite input, got NaN"),
         (lambda: KernelLinear(4, 2)(torch.zeros(3, 5)), DataError, r"4 numbers each, got \(3, 5\)"),
-        (lambda: KernelLocal2d(1, 2, 3, 5)(torch.zeros(1, 1, 6, 6)), DataError, r"built for \(5, 5\) pixels, got \(6, 6\)"),
+        (lambda: KernelLocal2d(1, 2, 3, 5)(torch.zeros(1, 1, 6, 6)), DataError, r"images of \(5, 5\) pixels, got \(6, 6\)"),
         (lambda: KernelLocal2d(1, 2, 3, 5)(torch.full((1, 1, 5, 5), torch.nan)), DataError, "finite input, got NaN"),
-        (lambda: KernelLocal2d(1, 2, 7, 5), ConfigError, r"no 7x7 patch fits into input_size \(5, 5\)"),
-        (lambda: KernelLocal2d(1, 2, 3, 5, regions=4), ConfigError, r"\(3, 3\) output positions, which \(4, 4\) regions"),
+        (lambda: KernelLocal2d(1, 2, 7, 5), ConfigError, r"at least one 7x7 patch, got \(5, 5\)"),
+        (lambda: KernelLocal2d(1, 2, 3, 5, regions=4), ConfigError, r"regions as output positions, \(3, 3\), got \(4, 4\)"),
         (lambda: KernelLocal2d(1, 2, 3, 5, init="identity"), ConfigError, "KernelLocal2d has no init='identity'"),
         (lambda: KernelLinear(4, 2, init="identity"), ConfigError, "as many filters as in_features, got 2 and 4"),
         (lambda: KernelConv2d(4, 6, 3, groups=4), ConfigError, r"divides in_channels \(4\) and filters \(6\), got 4"),
@@ -414,10 +414,10 @@ def test_normalize_brings_filters_back_to_the_sphere() -> None:
         (lambda: KernelConv2d(1, 2, 3, eps=-1), ConfigError, "eps expected a number >= 0, got -1"),
         (lambda: KernelConv2d(1, 2, 3, init="kmean"), ConfigError, "unknown init 'kmean'.*Did you mean 'kmeans'"),
         (lambda: KernelConv2d(1, 2, 3, inverse_sqrt="newtn"), ConfigError, "unknown .* 'newtn'.*Did you mean 'newton'"),
-        (lambda: KernelConv2d(1, 0, 3), ConfigError, "whole sizes of at least 1"),
-        (lambda: KernelConv2d(1, 2, 0), ConfigError, "kernel_size expected a whole number of at least 1.* got 0"),
-        (lambda: KernelConv2d(1, 2, 3, stride=1.5), ConfigError, "stride expected a whole number .* got 1.5"),
-        (lambda: KernelConv2d(1, 2, 3, padding=-1), ConfigError, "padding expected a whole number of at least 0.* got -1"),
+        (lambda: KernelConv2d(1, 0, 3), ConfigError, "integer sizes >= 1"),
+        (lambda: KernelConv2d(1, 2, 0), ConfigError, "kernel_size expected an integer >= 1 or a pair of them, got 0"),
+        (lambda: KernelConv2d(1, 2, 3, stride=1.5), ConfigError, "stride expected an integer .* got 1.5"),
+        (lambda: KernelConv2d(1, 2, 3, padding=-1), ConfigError, "padding expected an integer >= 0 .* got -1"),
         (lambda: KernelConv2d(1, 2, 3, pool=nn.MaxPool2d(2)), ConfigError, "linear pooling .* got MaxPool2d; put it after"),
         (
             lambda: KernelConv2d(1, 2, 3, pool=2),
@@ -430,11 +430,11 @@ def test_normalize_brings_filters_back_to_the_sphere() -> None:
             ConfigError,
             "linear pooling .* got ReLU; put it after",
         ),
-        (lambda: GaussianPool2d((2, 3)), ConfigError, r"one whole number as stride, .* got \(2, 3\)"),
-        (lambda: GaussianPool2d(2)(torch.ones(1, 1, 4, 4).long()), DataError, "real numbers, got torch.int64"),
+        (lambda: GaussianPool2d((2, 3)), ConfigError, r"one integer as stride, .* got \(2, 3\)"),
+        (lambda: GaussianPool2d(2)(torch.ones(1, 1, 4, 4).long()), DataError, "floating-point input, got torch.int64"),
         (lambda: KernelConv2d(1, 2, 3, eps="x"), ConfigError, "eps expected a number >= 0, got 'x'"),
-        (lambda: KernelConv2d(1, "8", 3), ConfigError, "whole sizes of at least 1, got 1 channels, '8' filters"),
-        (lambda: KernelLinear(4, 2.0), ConfigError, "whole sizes of at least 1"),
+        (lambda: KernelConv2d(1, "8", 3), ConfigError, "integer sizes >= 1, got 1 channels, '8' filters"),
+        (lambda: KernelLinear(4, 2.0), ConfigError, "integer sizes >= 1"),
         (lambda: GaussianPool2d(2, sigma=0.0), ConfigError, "positive sigma, got 0.0"),
         (
             lambda: GaussianPool2d(1, kernel_size=5, padding=0)(torch.zeros(1, 1, 3, 3)),
@@ -459,17 +459,17 @@ def test_filters_that_left_the_sphere_are_refused_with_the_remedy(training: bool
         layer(torch.zeros(1, 1, 5, 5))
 
 
-def test_an_all_zero_filter_cannot_be_normalised() -> None:
+def test_an_all_zero_filter_cannot_be_normalized() -> None:
     layer = KernelConv2d(1, 2, 3)
     layer.weight.data[0] = 0
-    with pytest.raises(NumericalError, match="a filter is all zero or not finite"):
+    with pytest.raises(NumericalError, match="got a filter that is all zero or not finite"):
         layer.normalize_()
 
 
 def test_the_filters_of_an_identity_layer_are_fixed() -> None:
     layer = KernelConv2d(2, 2, 1, init="identity")
     layer.weight.data = layer.weight.data.flip(0)
-    with pytest.raises(NumericalError, match="identity layer are fixed, but were changed"):
+    with pytest.raises(NumericalError, match="expected the fixed filters of an identity layer, got changed ones"):
         layer(torch.zeros(1, 2, 5, 5))
 
 

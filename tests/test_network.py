@@ -114,7 +114,7 @@ def test_the_summary_lists_layers_kernels_shapes_and_parameters() -> None:
     assert summary.trainable == sum(p.numel() for p in ckn.parameters() if p.requires_grad)
     text = str(summary)
     assert "RBFSphere(0.5, trained)" in text
-    assert "15 x 8 x 8" in text
+    assert "15x8x8" in text
     assert f"{summary.parameters:,} parameters, {15 * 15} of them fixed" in text
     rows = {row["name"]: row for row in summary.to_json()}
     assert rows["left"]["filters"] == 5

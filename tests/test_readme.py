@@ -29,7 +29,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 @pytest.fixture
 def _forgetting() -> Iterator[None]:
     """What a page registers, kernels and operations and rules of its own, is forgotten after it."""
-    registries = [(known, dict(known)) for known in (Kernel._known, Node._known, RULES)]
+    registries = [(known, dict(known)) for known in (Kernel._registry, Node._registry, RULES)]
     yield
     for known, before in registries:
         known.clear()

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torchckn.report.charts import DASHES, penalty_chart, style, thinned, traini
 from torchckn.report.conditioning import layer_facts, nystrom_error
 from torchckn.report.confusion import Sample, confusion, take_sample
 from torchckn.report.folder import read_runs
-from torchckn.report.page import flat, short
+from torchckn.report.page import flat, render, short
 from torchckn.report.pictures import FRAMES, filter_frames, thumbnail
 from torchckn.settings import Settings
 
@@ -124,9 +125,9 @@ def test_the_page_has_every_part(runs: tuple[Path, Path], tmp_path: Path) -> Non
     assert f"kernel: kernel counterpart of Small, ultimate layer reversal, {STEPS} steps in" in text
     assert f"convnet: ConvNet, SGD with momentum, {STEPS} steps in" in text
     assert "Translation of Small" in text
-    assert "digit 3 taken for" in text
+    assert "digit 3 predicted as" in text
     assert "Nystrom error" in text
-    assert "options.tau" in text
+    assert "training.tau" in text
     assert "versions.torch" in text
     assert made.data["filters"][0]["steps"] == [0, 2, 4, 6]
     assert made.data["filters"][1]["steps"] == []
@@ -170,28 +171,85 @@ def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) 
     images = building.load_images(settings)
     net = building.build_network(settings, images, torch.Generator().manual_seed(0))
     description = building.run_description(settings, images)
-    train, valid = (data.Part(part.images[:100], part.labels[:100]) for part in (images.train, images.valid))
+    train, valid = images.train[:100], images.valid[:100]
     torchckn.train(
         net, train, valid, method="sgd", steps=1, lr=0.01, lambdas=[0.01], run_dir=tmp_path / "run", description=description
     )
     text = " ".join(page(tmp_path / "run", tmp_path, images.test).text.split())
     assert "run: lenet1, a ConvNet, SGD with momentum, 1 step in" in text
-    assert f"run: {100 * torchckn.evaluate(net, images.test).accuracy:.1f} % of 1500 images right" in text
+    assert f"run: accuracy {100 * torchckn.evaluate(net, images.test).accuracy:.1f} % on 1500 images" in text
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace('"lenet1"', '"net.py:Net"'))
     text = " ".join(page(tmp_path / "run", tmp_path, images.test).text.split())
-    assert "There is no network that could be tried (ConvNets can be built again if" in text
+    assert "There are no predictions: " in text
+    assert "run has a ConvNet of net.py:Net, and loading it would execute that file." in text
+    assert "This run has no network that can be loaded." in text
+    with pytest.raises(ConfigError, match="net.py does not exist"):  # the command that is asked for it would execute it
+        building.load_trained(tmp_path / "run")
 
 
-def test_the_test_accuracy_is_shown_if_it_was_taken(copied: Path, tmp_path: Path) -> None:
+def test_the_test_accuracy_is_shown_if_it_was_measured(copied: Path, tmp_path: Path) -> None:
     result = json.loads((copied / "result.json").read_text())
     (copied / "result.json").write_text(json.dumps(result | {"test_accuracy": 0.4321}))
     assert "test accuracy 43.2 %" in page(copied, tmp_path).text
 
 
+def small_digits(test: data.Part | None, name: str = "digits") -> data.DataSet:
+    return data.DataSet(name, data.Part(*digits()), test, tuple("0123456789"))
+
+
+def cells(page: Page) -> dict[str, str]:
+    """The first row of the first table, by the heads of its columns."""
+    table = page.source.split("<table>")[1].split("</table>")[0]
+    plain = [re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", table, re.DOTALL)]
+    count = len(plain) // 2
+    return dict(zip(plain[:count], plain[count:], strict=True))
+
+
+def test_the_test_accuracy_is_that_of_the_confusion_matrix_if_nobody_measured_it(copied: Path, tmp_path: Path) -> None:
+    ckn = building.load_trained(copied).net
+    test = data.Part(*digits(400)).subset(range(300, 400))
+    expected = f"{100 * torchckn.evaluate(ckn, test).accuracy:.1f} %"
+    made = page(copied, tmp_path, small_digits(test))
+    text = " ".join(made.text.split())
+    assert cells(made)["test"] == expected
+    assert f"test accuracy {expected}" in text
+    assert f"copied: accuracy {expected} on 100 images." in text
+    assert "none" not in cells(made).values()
+
+
+def test_a_test_accuracy_of_some_of_the_images_says_of_how_many(copied: Path, tmp_path: Path) -> None:
+    images, labels = digits(3100)
+    assert cells(page(copied, tmp_path, small_digits(data.Part(images, labels))))["test"].endswith(" % (3000 images)")
+
+
+def test_images_that_are_not_of_the_run_s_test_set_give_no_test_accuracy(copied: Path, tmp_path: Path) -> None:
+    test = data.Part(*digits(100))
+    assert cells(page(copied, tmp_path))["test"] == "not measured"
+    assert cells(page(copied, tmp_path, test))["test"] == "not measured"
+    assert cells(page(copied, tmp_path, small_digits(None)))["test"] == "not measured"
+    config = (copied / "config.toml").read_text()
+    for name, measured in (("digits", True), ("/data/digits.npz", True), ("/data/digits", True), ("fashion-mnist", False)):
+        run = read_runs(copied)[0]
+        run.config["settings"] = {"data": name}
+        text = render([run], take_sample(small_digits(test)))
+        assert ("test accuracy" in text) == measured, name
+    assert (copied / "config.toml").read_text() == config
+
+
+def test_what_rounds_to_zero_has_no_sign(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchckn.report.conditioning.nystrom_error", lambda *_: -1e-9)
+    lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    lines[-1] |= {"loss": -0.0, "valid_accuracy": -0.0}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = page(copied, tmp_path, digits())
+    assert "0.0 %" in made.text
+    assert not re.search(r"-0(\.0*)?(?![\d.])", made.text.split("Written by torchckn")[0])
+
+
 def test_without_images_the_page_says_what_it_leaves_out(runs: tuple[Path, Path], tmp_path: Path) -> None:
     text = page(runs, tmp_path).text
-    assert "so there are no predictions to look at" in text
+    assert "No images were passed to this report (data=...), so there are no predictions." in text
     assert "so there are no Nystrom errors" in text
     assert "condition number" in text
 
@@ -199,8 +257,8 @@ def test_without_images_the_page_says_what_it_leaves_out(runs: tuple[Path, Path]
 def test_images_of_another_shape_are_reported_and_not_fatal(runs: tuple[Path, Path], tmp_path: Path) -> None:
     text = page(runs, tmp_path, data.load("mnist-mini")).text
     assert "Predictions of the saved networks on 1500 test images of mnist-mini." in text
-    assert "These images are not for this network: this network expected images (N, 1, 14, 14)" in text
-    assert "There are no Nystrom errors: these images are not for this network." in text
+    assert "These images do not suit this network: expected images (N, 1, 14, 14)" in text
+    assert "There are no Nystrom errors: these images do not suit this network." in text
 
 
 def test_an_unfinished_run_gives_a_page_that_says_so(copied: Path, tmp_path: Path) -> None:
@@ -210,14 +268,15 @@ def test_an_unfinished_run_gives_a_page_that_says_so(copied: Path, tmp_path: Pat
     (copied / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     text = page(copied, tmp_path, digits()).text
     assert "not finished" in text
-    assert f"The run is not finished: 3 of {STEPS} steps were made" in text
-    assert "There is no network that could be tried (it comes at the end)" in text
+    assert f"The run is not finished: 3 of {STEPS} steps are done" in text
+    assert "There are no predictions: the run in" in text
+    assert "is not finished; resume it: torchckn.train(..., resume=True)." in text
     assert "No run has values for this chart." in text  # of the penalty
 
 
 def test_a_folder_with_nothing_but_its_configuration_gives_a_page(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "config.toml").write_text("steps = 5\n")
+    (tmp_path / "bare" / "config.toml").write_text("[training]\nsteps = 5\n")
     text = page(tmp_path / "bare", tmp_path).text
     for sentence in ("There are no metrics", "There are no filters in checkpoint/", "There is no environment.json"):
         assert sentence in text
@@ -228,7 +287,7 @@ def test_a_folder_with_nothing_but_its_configuration_gives_a_page(tmp_path: Path
     [
         ("result.json", "result.json cannot be read"),
         ("environment.json", "environment.json cannot be read"),
-        ("model/model.safetensors", "model/ cannot be read"),
+        ("model/model.safetensors", "is not a torchckn model, or is truncated or corrupt"),
         ("checkpoint/filters-000002.safetensors", "checkpoint/ cannot be read"),
     ],
 )
@@ -247,9 +306,9 @@ def test_numbers_that_json_has_no_word_for_are_left_out(copied: Path, tmp_path: 
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs at least one run folder, got none"):
+    with pytest.raises(ConfigError, match="expected at least one run folder, got none; training writes one"):
         report.write([], tmp_path / "report.html")
-    with pytest.raises(DataError, match="nowhere is not a run folder: there is no such folder"):
+    with pytest.raises(DataError, match="nowhere does not exist; expected a run folder"):
         report.write([tmp_path / "nowhere"], tmp_path / "report.html")
     with pytest.raises(DataError, match="is not a run folder: it has no config.toml"):
         report.write([tmp_path], tmp_path / "report.html")
@@ -267,10 +326,23 @@ def test_images_that_cannot_be_used_are_refused() -> None:
     images, labels = digits(20)
     with pytest.raises(DataError, match="labels are needed here"):
         take_sample(images)
-    with pytest.raises(DataError, match="expected images to try the networks on, got none"):
+    with pytest.raises(DataError, match="a report expected images to classify, got none; leave data out"):
         take_sample((images[:0], labels[:0]))
     with pytest.raises(DataError, match="expected a name for each class, got 2 names and labels up to 9"):
         take_sample((images, labels, ["a", "b"]))
+
+
+def test_a_sample_is_the_best_part_that_there_is() -> None:
+    part = data.Part(*digits(30))
+    whole = data.DataSet("d", part, part[:10], tuple("0123456789"), part[:20])
+    for given, what in (
+        (whole, "10 test images of d"),
+        (replace(whole, test=None), "20 validation images of d"),
+        (replace(whole, test=None, valid=None), "30 training images of d"),
+    ):
+        sample = take_sample(given)
+        assert sample is not None
+        assert sample.what == what
 
 
 def test_a_sample_is_the_test_part_and_not_too_large() -> None:
@@ -287,7 +359,7 @@ def test_a_sample_is_the_test_part_and_not_too_large() -> None:
     assert len(large.labels.unique()) == 10
 
 
-def test_runs_of_one_name_are_told_apart(copied: Path, tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished(copied: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(copied, tmp_path / "elsewhere" / "copied"))
     names = [run.name for run in read_runs([copied, other, copied])]
     assert names == [f"{tmp_path.name}/copied", "elsewhere/copied", f"{tmp_path.name}/copied (2)"]
@@ -381,7 +453,7 @@ def test_long_curves_are_averaged_and_short_ones_left_alone() -> None:
     assert thinned(records[:7], ("step", "loss")) == records[:7]
 
 
-def test_runs_are_told_apart_by_colour_and_by_dash() -> None:
+def test_runs_are_distinguished_by_color_and_by_dash() -> None:
     styles = [style(index) for index in range(len(DASHES) * 6)]
     assert len(set(styles)) == len(styles)
     assert len({dash for _, dash in styles[:6]}) == 6

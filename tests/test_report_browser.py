@@ -113,7 +113,7 @@ def test_without_scripts_the_numbers_are_there(browser: webdriver.Chrome, page: 
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         open_page(browser, page)
-        assert "The charts are drawn by a script" in find(browser, "noscript").text
+        assert "The charts need JavaScript, which is disabled" in find(browser, "noscript").text
         assert len(browser.find_elements(By.CSS_SELECTOR, "#chart-accuracy tbody tr")) == 2 * (STEPS // 2 + 1)
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

@@ -1,19 +1,20 @@
-"""What is made of experiments' results: claims, figures, the page; and the results in the repository."""
+"""Claims, figures and the page made from experiments' results; and the results in the repository."""
 
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torchckn import DataError
+from torchckn import ConfigError, DataError
 from torchckn.experiments import claims, figures, page
 from torchckn.experiments.results import Result, Results, is_finished, read_results
 from torchckn.experiments.spec import experiments
-from torchckn.plots import look_past_start, new_figure
+from torchckn.plots import crop_out_start, new_figure
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,16 +25,18 @@ def result(experiment: str, seed: int = 0, history: list[dict[str, Any]] | None 
     return Result(experiment, "train", variables, seed, measured, history or [], {"steps": 100}, {}, 1.0, {})
 
 
-def verdicts(*found: Result) -> dict[str, claims.Judged]:
-    return {judged.claim: judged for judged in claims.judge(Results(found))}
+def verdicts(*results: Result) -> dict[str, claims.JudgedClaim]:
+    return {judged.claim: judged for judged in claims.judge_claims(Results(results))}
 
 
 def test_claims_are_judged_by_the_numbers() -> None:
     assert {judged.verdict for judged in verdicts().values()} == {"not run at this scale"}
     for ratio, verdict in ((3.0, "holds"), (2.0, "does not hold")):
         errors = {"svd": ratio * 1e-6, "newton-20": 1e-6, "eigh": 1e-7}
-        found = verdicts(result("gradient", filters=8, errors=errors, root_errors=errors))
-        assert next(j for c, j in found.items() if "2.5 times" in c).verdict == verdict
+        judged_claims = verdicts(result("gradient", filters=8, errors=errors, root_errors=errors))
+        judged = next(j for c, j in judged_claims.items() if "2.5 times" in c)
+        assert judged.verdict == verdict
+        assert f"with only the inverse root in float32 {ratio} (8 filters)" in judged.measured
 
     def networks(ckn: float, convnet: float) -> list[Result]:
         common = {"network": "lenet5", "filters": 8, "options__bias": False, "budget": "steps"}
@@ -42,7 +45,7 @@ def test_claims_are_judged_by_the_numbers() -> None:
             result("ckn-convnet", kind="convnet", test_accuracy=convnet, **common),
         ]
 
-    claim = "LeNet-5: the CKN is at most 0.1 % below the ConvNet (and at most 1 % above)"
+    claim = "LeNet-5: the CKN is at most 0.1 % less accurate than the ConvNet (and at most 1 % more)"
     for ckn, convnet, verdict in ((0.99, 0.985, "holds"), (0.985, 0.99, "does not hold"), (0.990, 0.991, "holds")):
         judged = verdicts(*networks(ckn, convnet))[claim]
         assert judged.verdict == verdict
@@ -50,10 +53,13 @@ def test_claims_are_judged_by_the_numbers() -> None:
         assert judged.runs == 2
     assert verdicts(networks(0.99, 0.98)[0])[claim].verdict == "not run at this scale", "half of it is not enough"
     assert verdicts(networks(0.99, 0.98)[0], replace(networks(0.99, 0.98)[1], seed=1))[claim].runs == 0, "other images"
-    assert verdicts(*networks(0.99, 0.96))["LeNet-5: CKN and ConvNet are both above 97 %"].verdict == "holds in part"
+    assert (
+        verdicts(*networks(0.99, 0.96))["LeNet-5: the test accuracies of CKN and ConvNet are above 97 %"].verdict
+        == "holds in part"
+    )
 
 
-def test_methods_are_compared_at_the_last_moment_that_both_have_reached() -> None:
+def test_methods_are_compared_at_the_end_of_the_shorter_training() -> None:
     def curve(*points: tuple[float, float]) -> list[dict[str, Any]]:
         return [{"step": i, "seconds": s, "valid_accuracy": a} for i, (s, a) in enumerate(points)]
 
@@ -62,7 +68,7 @@ def test_methods_are_compared_at_the_last_moment_that_both_have_reached() -> Non
     sgo = result("ulr-sgo", method="sgo", valid_accuracy=0.9, history=curve((0, 0.5), (5, 0.6), (12, 0.9)), **common)
     judged = next(j for c, j in verdicts(ulr, sgo).items() if "LeNet-5, 8 filters" in c)
     assert judged.verdict == "holds in part"
-    assert judged.measured == "after 2 steps +8.0 %, after the same time -20.0 %"
+    assert judged.measured == "+8.0 % after 2 steps, -20.0 % after equal time"
 
 
 def test_further_claims_are_judged() -> None:
@@ -76,23 +82,29 @@ def test_further_claims_are_judged() -> None:
     for difference, verdict in judgements:
         common = {"options__bias": True, "budget": "time"}
         found = verdicts(of("allcnn", "ckn", 0.5 + difference, 10.0), of("allcnn", "convnet", 0.5, 12.0, **common))
-        judged = found["All-CNN-C: the CKN is 3 to 16 % above the ConvNet (ConvNet with biases, as much time)"]
+        judged = found[
+            "All-CNN-C: the CKN is 3 to 16 % more accurate than the ConvNet (ConvNet with biases, equal training time)"
+        ]
         assert judged.verdict == verdict
-        assert "took 1.2 times" in judged.measured
-        assert not any(j.runs for claim, j in found.items() if "centred" in claim), "another experiment's"
+        assert "training time of the ConvNet: 1.2 times the CKN's" in judged.measured
+        assert not any(j.runs for claim, j in found.items() if "centering" in claim), "another experiment's"
     for centering, runs in (("feature", 2), ("image", 0)):
         common = {"network": "allcnn", "filters": 8, "centering": centering, "history": [{"seconds": 1.0}]}
         ckn = result("centering", kind="ckn", test_accuracy=0.6, **common)
         convnet = result("centering", kind="convnet", test_accuracy=0.5, budget="steps", **common)
-        claim = "All-CNN-C: the CKN is 3 to 16 % above the ConvNet (features of both centred per feature, as many steps)"
+        setup = "centering per feature for both, equal number of steps"
+        claim = f"All-CNN-C: the CKN is 3 to 16 % more accurate than the ConvNet ({setup})"
         assert verdicts(ckn, convnet)[claim].runs == runs
     found = verdicts(result("unsupervised", network="lenet1", filters=8, test_accuracy=0.97), of("lenet1", "ckn", 0.96, 1.0))
-    judged = next(j for claim, j in found.items() if "without labels" in claim and j.runs)
-    assert judged.verdict == "holds", "more than all of it is not too much"
+    judged = next(j for claim, j in found.items() if "with unsupervised filters" in claim and j.runs)
+    assert judged.verdict == "holds", "a higher accuracy than with trained filters holds as well"
     for accuracy, verdict in ((0.5, "holds"), (0.9, "does not hold")):
         without = result("unsupervised", network="allcnn", filters=8, kind="ckn", test_accuracy=accuracy)
         found = verdicts(without, of("allcnn", "ckn", 1.0, 1.0))
-        assert found["All-CNN-C: without labels the CKN has 44 to 59 % of its accuracy with labels"].verdict == verdict
+        assert (
+            found["All-CNN-C: with unsupervised filters the CKN has 44 to 59 % of its accuracy with trained filters"].verdict
+            == verdict
+        )
     for incomplete, complete, verdict in ((0.9854, 0.985, "holds"), (0.98, 0.97, "does not hold")):
         pair = {"incomplete": incomplete, "complete": complete}
         runs = [result("connections", network="lenet1", options__connections=k, test_accuracy=v) for k, v in pair.items()]
@@ -101,7 +113,7 @@ def test_further_claims_are_judged() -> None:
     for accuracy, verdict in ((0.988, "holds"), (0.97, "does not hold")):
         run = result("released", network="lenet5", kind="ckn", filters=32, test_accuracy=accuracy)
         judged = [j.verdict for c, j in verdicts(run).items() if c.startswith("Released run, LeNet-5")]
-        assert judged == [verdict, "not run at this scale"], "100 steps say nothing of 10,000"
+        assert judged == [verdict, "not run at this scale"], "100 steps say nothing about 10,000"
 
 
 def test_inverse_roots_are_judged_by_the_networks_trained_with_them() -> None:
@@ -111,13 +123,14 @@ def test_inverse_roots_are_judged_by_the_networks_trained_with_them() -> None:
         return [(j.verdict, j.measured) for c, j in verdicts(*runs).items() if "Newton" in c and "SVD" in c and j.runs]
 
     assert judged(8, 0.5, 0.502) == [("holds", "-0.2 %")]
+    assert judged(8, 0.5, 0.5001) == [("holds", "+0.0 %")]
     assert judged(8, 0.5, 0.48) == [("does not hold", "+2.0 %")], "equal is not better"
     assert judged(128, 0.72, 0.70) == [("holds", "+2.0 %")]
     assert judged(128, 0.71, 0.70) == [("holds in part", "+1.0 %")]
     assert judged(32, 0.72, 0.70) == [("not run at this scale", "with 32 filters instead: +2.0 %")]
 
 
-def test_one_thing_changed_is_judged_on_every_network() -> None:
+def test_a_comparison_is_judged_on_every_network() -> None:
     def runs(lenet: float, allcnn: float) -> list[Result]:
         found = [result("kernels", network=n, kernel="rbf:0.6", test_accuracy=0.7) for n in ("lenet5", "allcnn")]
         changed = {"lenet5": lenet, "allcnn": allcnn}
@@ -130,7 +143,7 @@ def test_one_thing_changed_is_judged_on_every_network() -> None:
         assert judged.runs == 4
 
 
-def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_result_names_its_file(tmp_path: Path) -> None:
     file = tmp_path / "results" / "cpu" / "one" / "x.json"
     file.parent.mkdir(parents=True)
     file.write_text("{}")
@@ -146,22 +159,29 @@ def test_the_page_in_the_docs_is_made_from_the_results_in_the_repository() -> No
 
 
 def test_the_whole_small_scale_is_in_the_repository_as_its_experiments_are_now() -> None:
-    known = {c.name: c for one in experiments().values() for c in one.cells("cpu")}
+    cells = {c.name: c for one in experiments().values() for c in one.cells("cpu")}
     files = (ROOT / "experiments" / "results" / "cpu").glob("*/*.json")
-    assert {f"{file.parent.name}/{file.stem}" for file in files} == known.keys()
-    assert [name for name, cell in known.items() if not is_finished(ROOT / "experiments", cell)] == []
+    assert {f"{file.parent.name}/{file.stem}" for file in files} == cells.keys()
+    assert [name for name, cell in cells.items() if not is_finished(ROOT / "experiments", cell)] == []
 
 
-def test_values_are_said_in_words() -> None:
-    assert figures.say("filters", 8) == "8 filters"
-    assert figures.say("options.bias", True) == "with biases"
-    assert figures.say("bandwidths", False) == "without trained bandwidths"
-    assert figures.say("slip", "none") == "as it should be"
+def test_values_have_labels_for_figures_and_tables() -> None:
+    assert figures.value_label("filters", 8) == "8 filters"
+    assert figures.value_label("options.bias", True) == "with biases"
+    assert figures.value_label("bandwidths", False) == "without trained bandwidths"
+    assert figures.value_label("loss", "square") == "square loss"
+    assert figures.value_label("inverse_sqrt", "newton:50") == "Newton"
 
 
-def test_a_start_by_chance_goes_off_the_picture_and_others_stay_on_it() -> None:
+def test_without_matplotlib_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"figures need matplotlib, .* install it with: pip install 'torchckn\[plot\]'"):
+        new_figure(1, 1)
+
+
+def test_a_first_point_far_below_the_others_is_cropped_and_other_first_points_are_not() -> None:
     for first, shown in ((10.0, False), (90.0, True)):
         (axes,) = [new_figure(1, 1).subplots()]
         axes.plot([first, 95.0, 98.0])
-        look_past_start(axes, [[first, 95.0, 98.0]])
+        crop_out_start(axes, [[first, 95.0, 98.0]])
         assert (axes.get_ylim()[0] <= first) == shown

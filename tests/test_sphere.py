@@ -149,6 +149,6 @@ def test_bad_settings_and_steps_are_refused_and_change_nothing() -> None:
     with pytest.raises(ConfigError, match="momentum expected"):
         SphereSGD([weight], lr=0.1, momentum=1.0)
     before, weight.grad = weight.detach().clone(), torch.full((5, 4), torch.nan, dtype=torch.float64)
-    with pytest.raises(NumericalError, match="smaller step size"):
+    with pytest.raises(NumericalError, match="smaller learning rate"):
         SphereSGD([weight], lr=0.1).step()
     assert torch.equal(weight, before)

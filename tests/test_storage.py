@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-import json
+import math
 import os
+import random
+import stat
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from safetensors.torch import save_file
 
 import torchckn
 from torchckn.errors import DataError
+from torchckn.files import read_tensors, write_atomically, write_tensors
 from torchckn.graph import Graph
-from torchckn.storage import write_atomically
+from torchckn.storage import KIND
 
 from .test_graph import every_operation
 
@@ -66,7 +69,7 @@ def saved(tmp_path: Path, small_graph: Graph) -> Path:
 def test_a_truncated_file_is_refused(tmp_path: Path, small_graph: Graph, keep: int) -> None:
     path = saved(tmp_path, small_graph)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match="model is not a torchckn model, or is truncated or corrupt"):
+    with pytest.raises(DataError, match="model is not a file that torchckn wrote, or is truncated or corrupt"):
         torchckn.load(path)
 
 
@@ -74,13 +77,13 @@ def test_a_truncated_file_is_refused(tmp_path: Path, small_graph: Graph, keep: i
 def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other"
     path.write_bytes(content)
-    with pytest.raises(DataError, match="other is not a torchckn model"):
+    with pytest.raises(DataError, match="other is not a file that torchckn wrote"):
         torchckn.load(path)
 
 
 def test_another_safetensors_file_is_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.ones(2)}, tmp_path / "other")
-    with pytest.raises(DataError, match="is a safetensors file, but not a torchckn model"):
+    with pytest.raises(DataError, match="is not a file that torchckn wrote"):
         torchckn.load(tmp_path / "other")
 
 
@@ -89,7 +92,7 @@ def test_another_safetensors_file_is_refused(tmp_path: Path) -> None:
     [
         ({"version": 99}, "format version 99, and this torchckn reads version 1; update torchckn"),
         ({"graph": {}}, "not one that this version can rebuild: .*not a graph"),
-        ({"classes": 4}, "not one that this version can rebuild: .*size mismatch"),
+        ({"classes": 4}, "not one that this version can rebuild: tensor head.*: expected .4,?.*, got .10"),
         ({"centering": "images"}, "not one that this version can rebuild: unknown centering"),
     ],
 )
@@ -99,8 +102,7 @@ def test_a_description_that_does_not_fit_is_refused(
     ckn = torchckn.CKN(small_graph)
     description = {"version": 1, "graph": ckn.graph.to_json(), "classes": 10, "centering": "image", "training": True}
     description |= {"weights": "nystrom", "report": None}
-    header = {"format": "torchckn", "network": json.dumps(description | change)}
-    save_file(ckn.state_dict(), tmp_path / "model", header)
+    write_tensors(tmp_path / "model", KIND, description | change, ckn.state_dict())
     with pytest.raises(DataError, match=message):
         torchckn.load(tmp_path / "model")
 
@@ -108,7 +110,7 @@ def test_a_description_that_does_not_fit_is_refused(
 def test_missing_files_and_folders_are_named(tmp_path: Path, small_graph: Graph) -> None:
     with pytest.raises(DataError, match="nothing does not exist"):
         torchckn.load(tmp_path / "nothing")
-    with pytest.raises(DataError, match="is a folder; load expected the file"):
+    with pytest.raises(DataError, match="is a folder; expected a file"):
         torchckn.load(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write .*model: .*; choose a folder that can be written to"):
@@ -149,3 +151,85 @@ def test_tied_weights_are_saved(tmp_path: Path, small_graph: Graph) -> None:
     torchckn.save(ckn, tmp_path / "model")
     with pytest.raises(DataError, match="not one that this version can rebuild"):
         torchckn.load(tmp_path / "model")
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path: Path, small_graph: Graph) -> None:
+    ckn = torchckn.CKN(small_graph)
+    files = [torchckn.save(ckn, tmp_path / name).read_bytes() for name in ("one", "two", "three")]
+    assert files[0] == files[1] == files[2]
+
+
+def test_every_changed_bit_is_noticed(tmp_path: Path, small_graph: Graph) -> None:
+    path = saved(tmp_path, small_graph)
+    content = path.read_bytes()
+    chance = random.Random(0)
+    for _ in range(100):
+        position, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
+        path.write_bytes(content[:position] + bytes([content[position] ^ bit]) + content[position + 1 :])
+        with pytest.raises(DataError):
+            torchckn.load(path)
+
+
+def rewritten(path: Path, facts: dict[str, object] | None = None, **tensors: torch.Tensor) -> Path:
+    """A model file with other facts or tensors, and a digest that matches them: as somebody who means harm would write it."""
+    before, values = read_tensors(path, KIND)
+    write_tensors(path, KIND, before | (facts or {}), values | {name.replace("__", "."): v for name, v in tensors.items()})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"classes": 10_000_000}, "tensor head.*: expected .10000000"),
+        ({"classes": 2**60}, "it has the number 1152921504606846976, larger than"),
+        ({"report": [[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]}, "nested deeper than"),
+        ({"centering": "x" * 5000}, "it has a text of 5000 characters"),
+    ],
+)
+def test_a_description_that_would_do_harm_is_refused_at_once(
+    tmp_path: Path, small_graph: Graph, facts: dict[str, object], message: str
+) -> None:
+    path = rewritten(saved(tmp_path, small_graph), facts)
+    with pytest.raises(DataError, match=message):
+        torchckn.load(path)
+
+
+def test_a_graph_of_very_many_nodes_is_refused_at_once(tmp_path: Path, small_graph: Graph) -> None:
+    path = saved(tmp_path, small_graph)
+    graph = small_graph.to_json()
+    graph["nodes"] = [graph["nodes"][0] | {"name": f"n{i}"} for i in range(30_000)]
+    with pytest.raises(DataError, match="it has 30000 nodes, more than 5000"):
+        torchckn.load(rewritten(path, {"graph": graph}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("head__weight", math.nan, "tensor head.weight has NaN or infinity"),
+        ("layers__conv__weight", math.inf, "tensor layers.conv.weight has NaN or infinity"),
+        ("layers__conv__weight", 3.0, "layer conv expected filters of norm 1, got norms from"),
+        ("scaling__norm", 0.0, "the norm of its features is 0.0, expected a number > 0"),
+        ("scaling__norm", math.nan, "tensor scaling.norm has NaN or infinity"),
+    ],
+)
+def test_weights_that_no_fit_gives_are_refused(
+    tmp_path: Path, small_graph: Graph, name: str, value: float, message: str
+) -> None:
+    path = saved(tmp_path, small_graph)
+    tensor = read_tensors(path, KIND)[1][name.replace("__", ".")]
+    with pytest.raises(DataError, match=message):
+        torchckn.load(rewritten(path, **{name: torch.full_like(tensor, value)}))
+
+
+def test_a_link_is_followed_and_a_device_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_atomically(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"new"
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(DataError, match="cannot write .*: it is not a regular file; choose another name"):
+            write_atomically(odd, b"new")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)

@@ -60,7 +60,7 @@ def test_the_gradient_equals_finite_differences_through_the_whole_solve(loss: st
 
 def test_the_hessian_its_products_and_its_diagonal_are_those_of_autograd() -> None:
     x, y, head = problem()
-    batch = ulr._Batch(x, y, head, 0.1, ulr.of_this_process)
+    batch = ulr.Batch(x, y, head, 0.1, ulr.of_this_process)
     expected = torch.autograd.functional.hessian(
         lambda flat: objective(x, y, flat.view(CLASSES, -1), 0.1, "multinomial"), joined(head).flatten()
     )
@@ -73,7 +73,7 @@ def test_the_hessian_its_products_and_its_diagonal_are_those_of_autograd() -> No
 def test_eta_minimises_the_quadratic_model() -> None:
     x, y, head = problem()
     value, eta = reduced_objective(x, y, head, 2**-4, 2**-3, hessian="full")
-    batch = ulr._Batch(x, y, head, 2**-4, ulr.of_this_process)
+    batch = ulr.Batch(x, y, head, 2**-4, ulr.of_this_process)
     gradient, hessian = batch.gradient().flatten(), batch.hessian()
 
     def model(flat: Tensor) -> Tensor:
@@ -321,7 +321,7 @@ def test_the_head_of_a_convnet_is_the_layer_its_scores_come_from() -> None:
     net = torchckn.ScaledConvNet(Odd(nn.Identity()), (1, 8, 8))
     assert (net.head.in_features, net.head.out_features) == (36, 3)
     assert net.features(torch.rand(2, 1, 8, 8)).shape == (2, 36)
-    with pytest.raises(torchckn.TranslationError, match="do not come out of an nn.Linear"):
+    with pytest.raises(torchckn.TranslationError, match="expected a ConvNet whose output is that of an nn.Linear"):
         torchckn.ScaledConvNet(Odd(nn.LogSoftmax(1)), (1, 8, 8))
     with pytest.raises(DataError, match=r"does not take images of shape \(3, 8, 8\)"):
         torchckn.ScaledConvNet(Odd(nn.Identity()), (3, 8, 8))

@@ -15,7 +15,7 @@ from . import oracles
 def test_whitening_equals_the_patch_by_patch_oracle(size: int, eps: float, generator: torch.Generator) -> None:
     images = torch.rand(3, 2, 7, 6, generator=generator, dtype=torch.float64)
     if size == 1:
-        assert whiten(images, (1, 1), eps).abs().max() < 1e-6  # one pixel less its own mean is nothing
+        assert whiten(images, (1, 1), eps).abs().max() < 1e-6  # a pixel minus its own mean is zero
         return
     expected = np.stack([oracles.whiten(image, size, eps) for image in images.numpy()])
     np.testing.assert_allclose(whiten(images, (size, size), eps), expected, atol=1e-9)
@@ -59,12 +59,14 @@ def test_a_small_eps_is_fine_in_float32_and_an_empty_batch_stays_empty(generator
 
 
 def test_the_module_checks_its_input() -> None:
-    with pytest.raises(DataError, match="real images .* of torch.uint8"):
+    with pytest.raises(DataError, match="floating-point images .* of torch.uint8"):
         whiten(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     assert Whitening(3)(torch.rand(2, 3, 8, 8)).shape == (2, 27, 8, 8)
     with pytest.raises(DataError, match=r"\(N, 3, H, W\), got \(2, 1, 8, 8\)"):
         Whitening(3)(torch.rand(2, 1, 8, 8))
     with pytest.raises(DataError, match="finite input"):
         Whitening(1)(torch.full((1, 1, 8, 8), torch.nan))
+    with pytest.raises(ConfigError, match="an integer root >= 1, got 0; use 2 to whiten"):
+        Whitening(3, root=0)
     with pytest.raises(ConfigError, match="eps > 0"):
         Whitening(3, eps=0)

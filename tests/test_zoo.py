@@ -100,10 +100,15 @@ def test_a_locally_connected_layer_is_a_convolution_where_its_filters_are_equal(
     [
         (lambda: zoo.build("lenet"), "unknown architecture 'lenet'.*Did you mean 'lenet[15]'"),
         (lambda: zoo.build("lenet5", dropuot=1), "unknown option of lenet5 'dropuot'"),
-        (lambda: zoo.build("lenet5", filters=0), "filters expected a whole number of at least 1"),
-        (lambda: zoo.build("lenet5", filters=8, connections="incomplete"), "defined for the original widths"),
+        (lambda: zoo.build("lenet5", filters=0), "filters expected an integer >= 1, or None for the original widths, got 0"),
+        (
+            lambda: zoo.build("lenet5", filters=8, connections="incomplete"),
+            r"defined for the original widths \(6, 16\) only, got filters=8",
+        ),
         (lambda: zoo.build("lenet5", connections="none"), "unknown connection scheme 'none'"),
-        (lambda: zoo.LocallyConnected2d(1, 1, 5, 3), r"no \(5, 5\) patch fits into \(3, 3\)"),
+        (lambda: zoo.build("lenet5", padding=5), "padding expected an integer from 0 to 4, got 5; use 2 for 28x28"),
+        (lambda: zoo.build("alexnet", filters=3), "filters expected a multiple of groups=2, got 3"),
+        (lambda: zoo.LocallyConnected2d(1, 1, 5, 3), r"at least one \(5, 5\) patch, got \(3, 3\)"),
     ],
 )
 def test_bad_requests_are_refused_with_a_reason(call: Any, message: str) -> None:

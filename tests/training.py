@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from torchckn.fit import TrainResult
 from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import RBFSphere
 
+mnist_mini = functools.cache(functools.partial(data.load, "mnist-mini"))
+
 
 def digits(count: int = 300) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Small pictures of digits: training and validation part."""
-    images, labels = data.load("mnist-mini").train
+    images, labels = mnist_mini().train
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[: count + 100]
     small = torch.nn.functional.avg_pool2d(images[order].float() / 255, 2)
     return (small[:count], labels[order][:count]), (small[count:], labels[order][count:])

@@ -36,8 +36,14 @@ class Images(NamedTuple):
 
 def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Images:
     whole = data.load(settings.data, data_dir)
-    held_out = settings.validation or max(1, min(10_000, len(whole.train.images) // 6))
-    train, valid = data.split(whole.train, held_out, settings.training.seed)
+    train, valid = whole.train, whole.valid
+    if valid is None:
+        held_out = settings.validation or max(1, min(10_000, len(train) // 6))
+        train, valid = data.split(train, held_out, settings.training.seed)
+    elif settings.validation is not None:
+        raise ConfigError(
+            f"validation is for data without validation images, but {whole.name} has {len(valid)} of its own; leave it out"
+        )
     pixels = data.Preprocessing.fit(train.images, whiten=settings.whiten)
     return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels)
 
@@ -145,38 +151,47 @@ def _to_classifier(
 
 
 class Trained(NamedTuple):
-    """A trained network, and what is known of where it comes from."""
+    """A trained network, the names of its classes, and the settings it was trained with, if they are known."""
 
     net: Classifier
     classes: tuple[str, ...]
     settings: Settings | None
 
 
-def load_trained(path: str | os.PathLike[str]) -> Trained:
-    """The network of a finished run, or of a file that :func:`torchckn.save` wrote."""
+def load_trained(path: str | os.PathLike[str], *, execute: bool = True) -> Trained:
+    """The network of a finished run, or of a file that :func:`torchckn.save` wrote.
+
+    Args:
+        execute: whether a ConvNet of your own, ``file.py:ClassName``, may be built, which executes that file.
+    """
     path = Path(path)
     if not path.exists():
         raise DataError(f"{path} does not exist; expected the folder of a run, or a file that torchckn.save wrote")
     if path.is_file():
-        ckn = load(path)
-        return Trained(ckn.eval(), tuple(map(str, range(ckn.head.out_features))), None)
+        return _load_saved(path)
     config = runs.read_config(path)
-    if "settings" not in config:
-        raise DataError(
-            f"{path} is a run that was not made by the torchckn command; name its model/model.safetensors instead"
-        )
-    settings = run_settings(path, config)
     model = path / "model" / "model.safetensors"
     if not model.exists():
-        raise NotFittedError(f"the run in {path} is not finished; resume it: torchckn train --resume {path}")
+        how = f"torchckn train --resume {path}" if "settings" in config else "torchckn.train(..., resume=True)"
+        raise NotFittedError(f"the run in {path} is not finished; resume it: {how}")
+    if "settings" not in config:  # made in Python
+        return _load_saved(model)
+    settings = run_settings(path, config)
     classes = tuple(config["classes"])
     if settings.kind == "ckn":
         return Trained(load(model).eval(), classes, settings)
+    if ":" in settings.network and not execute:
+        raise DataError(f"{path} has a ConvNet of {settings.network}, and loading it would execute that file")
     net = build_convnet(settings, tuple(config["image_shape"]), len(classes))
     pixels = data.Preprocessing(**config["preprocessing"])
     convnet = _to_classifier(settings, net, tuple(config["image_shape"]), pixels, len(classes), None)
     load_weights(convnet, model)
     return Trained(convnet.eval(), classes, settings)
+
+
+def _load_saved(file: Path) -> Trained:
+    ckn = load(file).eval()
+    return Trained(ckn, tuple(map(str, range(ckn.head.out_features))), None)
 
 
 def run_settings(folder: Path, config: dict[str, Any]) -> Settings:

@@ -1,7 +1,7 @@
-"""How close are a ConvNet's random features, a CKN's features, and the kernel that both approximate?
+"""How well a ConvNet's random features and a CKN's features approximate the exact kernel.
 
 Paper: section 3.2 ("the downside to using such a random feature approximation is that it produces less concise approximations
-of kernels than e.g., the Nystrom method"): here it can be measured, on one's own network and images.
+of kernels than e.g., the Nystrom method"): here it can be measured, for any network and images.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,8 @@ from .exact import exact_kernel
 from .fit.filters import fit_filters
 from .graph import Graph
 from .network import CKN
-from .summary import render
+from .plots import new_figure, save_figure
+from .tables import render
 
 METHODS: tuple[Weights, ...] = ("nystrom", "random-features")
 
@@ -33,7 +33,7 @@ class ComparisonRow:
     filters: int
     method: Weights
     errors: tuple[float, ...]
-    """relative error of the Gram matrix in the Frobenius norm, one a seed"""
+    """relative error of the Gram matrix in the Frobenius norm, one per seed"""
 
     @property
     def median(self) -> float:
@@ -42,7 +42,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class KernelComparison:
-    """Prints as a table; ``plot`` draws it, ``to_json`` gives it as data."""
+    """The errors, which print as a table; ``plot`` draws a figure, ``to_json`` returns plain data."""
 
     rows: tuple[ComparisonRow, ...]
     images: int
@@ -65,12 +65,8 @@ class KernelComparison:
         return {"images": self.images, "rows": [asdict(row) for row in self.rows]}
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """A figure of the errors over the number of filters; written to ``path`` if one is given."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ConfigError("plot needs matplotlib; install it with: pip install 'torchckn[plot]'") from error
-        figure = Figure(figsize=(6, 4), layout="constrained")
+        """A figure of the errors over the number of filters; saved to ``path`` if it is given. Needs matplotlib."""
+        figure = new_figure(6, 4, dpi=150)
         axes = figure.subplots()
         for method, label, marker in zip(METHODS, ("CKN (Nyström)", "random features"), "os", strict=True):
             rows = sorted((row for row in self.rows if row.method == method), key=lambda row: row.filters)
@@ -81,11 +77,11 @@ class KernelComparison:
         counts = sorted({row.filters for row in self.rows})
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.set_xticks([], minor=True)
-        axes.set_title("Distance to the exact kernel")
+        axes.set_title("Error against the exact kernel")
         axes.grid(alpha=0.3, which="both")
         axes.legend()
         if path is not None:
-            figure.savefig(Path(path), dpi=150)
+            save_figure(figure, path)
         return figure
 
 
@@ -103,33 +99,38 @@ def compare_kernels(
     patches: int = 2_000,
     batch_size: int = 256,
 ) -> KernelComparison:
-    """Relative errors of two approximations of a network's exact kernel, over the number of filters in each layer.
+    """Relative errors of two approximations of a network's exact kernel, for several numbers of filters per layer.
 
     Args:
-        network: a translated network, or a graph; of layers with random features (linear, arc-cosine, RBF kernels), without
-            max pooling, on images of up to about 16x16 pixels.
-        images: (n, C, H, W). The first ``held_out`` are compared; the others are where the CKN's filters come from
-            (k-means on ``patches`` patches of each layer).
+        network: a translated network, or a graph, with linear, arc-cosine or RBF kernels (which have random features),
+            without max pooling, for images of up to about 16x16 pixels.
+        images: (n, C, H, W). The kernel is compared on the first ``held_out`` images; the CKN's filters are computed from
+            the others (k-means on ``patches`` patches per layer).
+        filters: numbers of filters per layer.
+        seeds: number of repetitions.
     """
     graph = network.current_graph() if isinstance(network, CKN) else network
     if not filters or seeds < 1 or held_out < 1:
-        raise ConfigError(f"compare_kernels expected filters, seeds and held_out, got {filters!r}, {seeds!r}, {held_out!r}")
+        raise ConfigError(
+            "compare_kernels expected at least one number of filters, and seeds and held_out of at least 1, got "
+            f"filters={filters!r}, seeds={seeds!r}, held_out={held_out!r}"
+        )
     if images.ndim != 4 or len(images) <= held_out:
         raise DataError(f"compare_kernels expected more than {held_out} images (n, C, H, W), got {tuple(images.shape)}")
     images = images.double()
-    compared, others = images[:held_out], images[held_out:]
-    exact = exact_kernel(graph, compared)
+    test_images, train_images = images[:held_out], images[held_out:]
+    exact = exact_kernel(graph, test_images)
     rows = []
     for count in filters:
-        sized = graph.with_filters(count)
+        wider = graph.with_filters(count)
         for method in METHODS:
             errors = []
             for seed in range(seeds):
                 generator = torch.Generator().manual_seed(seed)
-                ckn = CKN(sized, weights=method, generator=generator, device=images.device, dtype=images.dtype).eval()
-                fit_filters(ckn, others, patches, restarts=1, batch_size=batch_size, generator=generator)
+                ckn = CKN(wider, weights=method, generator=generator, device=images.device, dtype=images.dtype).eval()
+                fit_filters(ckn, train_images, patches, restarts=1, batch_size=batch_size, generator=generator)
                 with torch.no_grad():
-                    features = ckn.features(compared)
+                    features = ckn.features(test_images)
                 errors.append(float((features @ features.T - exact).norm() / exact.norm()))
             rows.append(ComparisonRow(count, method, tuple(errors)))
     return KernelComparison(tuple(rows), held_out)

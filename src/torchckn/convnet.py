@@ -1,7 +1,7 @@
-"""A ConvNet trained as its kernel counterpart is: scaled features, then a linear head.
+"""A ConvNet with the same feature scaling and linear head as its kernel counterpart.
 
-Paper: section 5.1: "the output features are normalized in the same way as for the CKNs". With this wrapper both sides of every
-comparison go through the same training loop.
+Paper: section 5.1: "the output features are normalized in the same way as for the CKNs". With this wrapper, CKNs
+and ConvNets are trained by the same training loop.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .network import CKN, Classifier
 
 
 class ScaledConvNet(Classifier):
-    """A ConvNet whose last linear layer sees scaled features: ``head(scaling(body(preprocessing(x))))``.
+    """A ConvNet with feature scaling before its last linear layer: ``head(scaling(body(preprocessing(x))))``.
 
     Args:
-        net: any ConvNet that ends in an ``nn.Linear``; it is copied.
-        input_shape: (channels, height, width) of an image; may be left out for networks of the zoo without preprocessing.
-        preprocessing: what is done to pixels first, as in :func:`torchckn.translate`.
+        net: any ConvNet whose last layer is an ``nn.Linear``; it is copied.
+        input_shape: (channels, height, width) of an image; optional for networks of the zoo without preprocessing.
+        preprocessing: of the pixels, as in :func:`torchckn.translate`.
         centering: see :class:`torchckn.network.FeatureScaling`.
 
     Example:
@@ -66,7 +66,7 @@ class ScaledConvNet(Classifier):
 
     @torch.no_grad()
     def initialize_(self, std: float, generator: torch.Generator | None = None) -> ScaledConvNet:
-        """Draw all filters from a normal distribution, as the paper does: std 0.2 for the LeNets, 0.3 for All-CNN-C."""
+        """Draw all filters from a normal distribution, as in the paper: std 0.2 for the LeNets, 0.3 for All-CNN-C."""
         for name, parameter in self.body.named_parameters():
             if parameter.ndim > 1:
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -79,7 +79,7 @@ class ScaledConvNet(Classifier):
 
 @torch.no_grad()
 def _without_head(net: nn.Module, preprocessing: nn.Module, shape: tuple[int, int, int]) -> tuple[nn.Module, nn.Linear]:
-    """A copy of the network whose last linear layer lets everything through, and that layer."""
+    """A copy of the network with its last linear layer replaced by the identity, and that layer."""
     body = copy.deepcopy(net).eval()
     outputs: dict[str, Tensor] = {}
     for name, module in body.named_modules():
@@ -90,12 +90,14 @@ def _without_head(net: nn.Module, preprocessing: nn.Module, shape: tuple[int, in
         scores = body(preprocessing(torch.zeros(2, *shape)).to(example))
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise DataError(f"{type(net).__name__} does not take images of shape {shape}: {reason}") from error
+        raise DataError(
+            f"{type(net).__name__} does not take images of shape {shape}: {reason}; pass its input_shape"
+        ) from error
     heads = [name for name, output in outputs.items() if output is scores]
     if not heads:
         raise TranslationError(
-            f"the scores of {type(net).__name__} do not come out of an nn.Linear, where a ConvNet's classifier is expected; "
-            "let the network end in one, without anything after it"
+            f"expected a ConvNet whose output is that of an nn.Linear, its classifier, got {type(net).__name__}; "
+            "make an nn.Linear the last layer, with nothing after it"
         )
     body = copy.deepcopy(net)
     head = body.get_submodule(heads[-1])

@@ -1,7 +1,7 @@
 """The errors torchckn raises on purpose, all under :class:`CKNError`.
 
-Each message says what was expected, what came, and what to do about it. Catching ``CKNError`` catches
-every mistake that torchckn can explain; anything else that escapes is a bug worth reporting.
+Each message says what was expected, what was given, and what to do about it. ``except CKNError`` catches all of them;
+any other exception is a bug worth reporting.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ class CKNError(Exception):
 
 
 class ConfigError(CKNError, ValueError):
-    """An argument, option or configuration value is not acceptable.
+    """An argument, option or configuration value is not valid.
 
-    Remedy: the message names the argument, the values it takes and the nearest known name.
+    Remedy: the message names the argument, its valid values and the closest match.
     """
 
 
 class DataError(CKNError, ValueError):
-    """Images, labels or files do not have the shape, range or format that was asked for.
+    """Images, labels or files do not have the shape, range or format that is expected.
 
-    Remedy: the message names the offending tensor or file and what it should look like.
+    Remedy: the message names the offending tensor or file and its expected form.
     """
 
 
 class NumericalError(CKNError, ArithmeticError):
-    """A computation cannot be carried out in floating point: indefinite matrix, filters off the sphere.
+    """A computation fails in floating point: a matrix is not positive definite, filters have left the sphere.
 
-    Remedy: usually a larger ``eps``, a smaller step size, or float64; the message says which.
+    Remedy: usually a larger ``eps``, a smaller learning rate, or float64; the message says which.
     """
 
 
 class NotFittedError(CKNError, AttributeError):
-    """Something is asked of a model that has not been fitted yet.
+    """A model is used before it has been fitted.
 
-    Remedy: call the fitting function that the message names first.
+    Remedy: first call the fitting function that the message names.
     """
 
 
 class Interrupted(CKNError):  # noqa: N818 - a stop that was asked for
-    """Something long was interrupted with Ctrl-C.
+    """A long computation was interrupted with Ctrl-C.
 
-    Remedy: the message says what is kept, and how to go on.
+    Remedy: the message says what has been saved, and how to resume.
     """
 
 
 class TranslationError(CKNError):
-    """A ConvNet contains something that has no kernel counterpart.
+    """A ConvNet contains an operation that has no kernel counterpart.
 
     Remedy: replace the operation that the message names, or register a rule for it.
     """
 
 
-def unknown_name(what: str, name: object, known: Iterable[str], remedy: str = "") -> ConfigError:
-    """The error for a name that is not one of ``known``, with the nearest known one."""
-    known = sorted(known)
-    near = difflib.get_close_matches(str(name), known, n=1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
-    return ConfigError(f"unknown {what} {name!r}: expected one of {', '.join(known)}.{guess}{remedy and ' ' + remedy}")
+def unknown_name(what: str, name: object, valid_names: Iterable[str], remedy: str = "") -> ConfigError:
+    """The error for a name that is not one of ``valid_names``, with the closest match."""
+    valid = sorted(valid_names)
+    matches = difflib.get_close_matches(str(name), valid, n=1)
+    guess = f" Did you mean {matches[0]!r}?" if matches else ""
+    return ConfigError(f"unknown {what} {name!r}: expected one of {', '.join(valid)}.{guess}{remedy and ' ' + remedy}")

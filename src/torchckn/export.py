@@ -1,21 +1,21 @@
-r"""A trained network as a plain graph: convolutions, elementwise functions and pooling, with no linear algebra left in it.
+r"""Export of a trained network as a plain graph: convolutions, elementwise functions and pooling, without linear algebra.
 
 .. math:: F' = A\, \left[ \kappa(W E N^{-1})\, N^{\text{degree}} \right] P, \qquad A, W \text{ constants}
 
-Once the filters stay as they are, so does the inverse root A(W): computed once, it is a 1x1 convolution like any other.
-Standardisation, whitening, feature scaling and head are part of the graph, so images go in and class probabilities come out:
+With fixed filters, the inverse root A(W) is a constant, and multiplying by it is a 1x1 convolution. Standardization, whitening,
+feature scaling and head are part of the graph, so its input is images and its output is class probabilities:
 
 ================  ===========================================================
 :func:`plain`     an ``nn.Module``
 :func:`to_torch`  a file for ``torch.export.load``, which needs torch only
-:func:`to_onnx`   a file for onnxruntime and whatever else reads ONNX
+:func:`to_onnx`   a file for onnxruntime and other readers of ONNX
 ================  ===========================================================
 
 Both files are compared with the network before they are written. Read first: :mod:`torchckn.nn.functional`.
 
-Whitening takes the inverse root of each image's own covariance, which no constant can replace and for which ONNX has no
-eigendecomposition. Here it comes from Newton's iteration, which is matrix products only, in float64. The ridge bounds the
-condition number, and with it the number of iterations to full precision: it is known before any image is seen.
+Whitening needs the inverse root of each image's covariance, which is not a constant, and ONNX has no eigendecomposition. So it
+is computed by Newton's iteration, which consists of matrix products, in float64. The ridge bounds the condition number, and
+with it the number of iterations to full precision, which is therefore fixed at export.
 """
 
 from __future__ import annotations
@@ -36,42 +36,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .convnet import ScaledConvNet
 from .errors import ConfigError, DataError, NumericalError, TranslationError
-from .network import CKN
+from .files import write_atomically
+from .network import CKN, Classifier
 from .nn.functional import kernel_conv2d, kernel_linear, kernel_local2d
 from .nn.geometry import Pair
 from .nn.invsqrt import wide_dtype
 from .nn.layers import KernelConv2d, KernelLinear, KernelLocal2d, KernelSum
 from .nn.pooling import GaussianPool2d
 from .nn.whitening import Whitening
-from .storage import write_atomically
 
-#: how far probabilities may be from those of the network, as a fraction of the image's largest one
+#: largest allowed difference from the network's probabilities, as a fraction of the image's largest one
 TOLERANCE = 1e-5
 
 
 class Plain(nn.Module):
-    """Images to class probabilities, with constants only: what :func:`plain` makes. (N, C, H, W) -> (N, classes)"""
+    """Images to class probabilities, with constants instead of parameters: see :func:`plain`. (N, C, H, W) -> (N, classes)"""
 
-    def __init__(self, network: CKN | ScaledConvNet, uint8_input: bool) -> None:
+    def __init__(self, network: Classifier, uint8_input: bool) -> None:
         super().__init__()
         self.network = network
         self.uint8_input = uint8_input
 
     def forward(self, images: Tensor) -> Tensor:
         if (images.dtype == torch.uint8) != self.uint8_input:
-            expected = "bytes from 0 to 255" if self.uint8_input else "real numbers between 0 and 1"
-            raise DataError(f"this network expected images of {expected}, got {images.dtype}; see uint8_input of plain()")
+            expected = "uint8 images from 0 to 255" if self.uint8_input else "floating-point images from 0 to 1"
+            raise DataError(f"this network expected {expected}, got {images.dtype}; see uint8_input of plain()")
         return torch.softmax(self.network(self.network.pixels(images)), 1)
 
 
 @torch.no_grad()
-def plain(network: CKN | ScaledConvNet, *, uint8_input: bool = False) -> Plain:
-    """The network as it is now, in eval mode, as a module of ordinary operations that gives class probabilities.
+def plain(network: Classifier, *, uint8_input: bool = False) -> Plain:
+    """The network in eval mode as a module of ordinary operations that returns class probabilities.
 
-    A copy: training the network further does not change it. It takes pixels between 0 and 1, as the network does, or with
-    ``uint8_input`` bytes, which it divides by 255.
+    It is a copy: training the network further does not change it. It takes pixels between 0 and 1, or with ``uint8_input``
+    uint8 images, which it divides by 255.
 
     Example:
         >>> import torchckn
@@ -82,23 +81,22 @@ def plain(network: CKN | ScaledConvNet, *, uint8_input: bool = False) -> Plain:
     _require_network("plain", network)
     if isinstance(network, CKN) and network.weights != "nystrom":
         raise ConfigError(
-            f"plain expected a network with filters, got one of {network.weights}, which is there to be compared with; "
-            "build it with weights='nystrom'"
+            f"plain expected a network with weights='nystrom', got weights={network.weights!r}; build it with weights='nystrom'"
         )
-    folded = _plain(copy.deepcopy(network).eval())
-    assert isinstance(folded, (CKN, ScaledConvNet))
-    return Plain(folded, uint8_input).to(network.head.weight.device).eval().requires_grad_(False)
+    constant = _plain(copy.deepcopy(network).eval())
+    assert isinstance(constant, Classifier)
+    return Plain(constant, uint8_input).to(network.head.weight.device).eval().requires_grad_(False)
 
 
-def to_torch(network: CKN | ScaledConvNet, path: str | os.PathLike[str], *, uint8_input: bool = False) -> Path:
-    """Write the network to ``path`` as a program that ``torch.export.load(path).module()`` runs, on any batch size.
+def to_torch(network: Classifier, path: str | os.PathLike[str], *, uint8_input: bool = False) -> Path:
+    """Write the network to ``path`` as a program for ``torch.export.load(path).module()``, with any batch size.
 
-    Images in, class probabilities out, as in :func:`plain`; for the CPU, in the dtype of the network.
+    Input and output as in :func:`plain`: images, class probabilities. For the CPU, in the dtype of the network.
     """
     _require_network("to_torch", network)
-    path = _file("to_torch", path)
+    path = _file_path("to_torch", path)
     network = copy.deepcopy(network).cpu().eval()
-    with _exporter("torch.export"):
+    with _quiet_exporter("torch.export"):
         file = io.BytesIO()
         torch.export.save(_program(network, uint8_input), file)
         written = torch.export.load(io.BytesIO(file.getvalue())).module()
@@ -108,7 +106,7 @@ def to_torch(network: CKN | ScaledConvNet, path: str | os.PathLike[str], *, uint
 
 
 def to_onnx(
-    network: CKN | ScaledConvNet,
+    network: Classifier,
     path: str | os.PathLike[str],
     *,
     opset: int = 18,
@@ -117,30 +115,32 @@ def to_onnx(
 ) -> Path:
     """Write the network to ``path`` as an ONNX model, in float32, from ``images`` (any batch size) to ``probabilities``.
 
-    Before it is written, the model is run by onnxruntime (without it, by onnx itself) and compared with the network. Needs
-    ``torchckn[export]``.
+    Before the file is written, onnxruntime (if it is not installed, onnx) runs the model, and its output is compared with the
+    network's. Needs ``torchckn[export]``.
 
     Args:
-        network: a CKN, or a ConvNet in the same clothes.
-        path: where to; its folder is made if need be.
-        opset: the version of ONNX's operators, at least 18.
-        uint8_input: images are bytes from 0 to 255 instead of numbers between 0 and 1.
-        classes: names of the classes, kept in the model's metadata under ``classes`` as a JSON list.
+        network: a CKN or a ScaledConvNet.
+        path: of the file; its folder is created if needed.
+        opset: version of the ONNX operator set, at least 18.
+        uint8_input: images are uint8 from 0 to 255 instead of floats between 0 and 1.
+        classes: names of the classes, stored in the model's metadata under ``classes`` as a JSON list.
     """
     _require_network("to_onnx", network)
-    path = _file("to_onnx", path)
+    path = _file_path("to_onnx", path)
     if not isinstance(opset, int) or opset < 18:
-        raise ConfigError(f"opset expected a whole number of at least 18, got {opset!r}; older ones cannot be written")
+        raise ConfigError(f"opset expected an integer >= 18, got {opset!r}; older versions are not supported")
     count = network.head.out_features
     if classes is not None and (isinstance(classes, str) or len(classes) != count):
-        raise ConfigError(f"classes expected a name for each of the {count} classes, got {classes!r}")
+        raise ConfigError(f"classes expected a list of {count} names, one per class, got {classes!r}")
     for package in ("onnx", "onnxscript"):
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise ConfigError(f"to_onnx needs {package}, which is not installed: pip install 'torchckn[export]'") from error
+            raise ConfigError(
+                f"to_onnx needs {package}, which is not installed; install it with: pip install 'torchckn[export]'"
+            ) from error
     network = copy.deepcopy(network).to("cpu", torch.float32).eval()
-    with _exporter("ONNX"):
+    with _quiet_exporter("ONNX"):
         exported = torch.onnx.export(
             _program(network, uint8_input),
             dynamo=True,
@@ -152,7 +152,7 @@ def to_onnx(
     assert exported is not None
     model = exported.model_proto
     if opset not in [operators.version for operators in model.opset_import]:
-        raise ConfigError(f"the installed onnxscript and onnx cannot write opset {opset}; choose a lower one, 18 by default")
+        raise ConfigError(f"the installed onnxscript and onnx cannot write opset {opset}; use a lower opset, 18 by default")
     _tidy(model.graph)
     if classes is not None:
         model.metadata_props.add(key="classes", value=json.dumps([str(name) for name in classes]))
@@ -209,7 +209,7 @@ class _Local(_Layer):
 
 
 class _Patches(nn.Module):
-    """``F.unfold``, which ONNX does not have, as a convolution with one-hot filters. (N, C, H, W) -> (N, C kh kw, H', W')"""
+    """``F.unfold``, which ONNX does not support, as a convolution with one-hot filters. (N, C, H, W) -> (N, C kh kw, H', W')"""
 
     weight: Tensor
 
@@ -230,16 +230,16 @@ class _Whitening(nn.Module):
         super().__init__()
         rows, columns = layer.patch_size
         self.eps, self.window = layer.eps, rows * columns
-        self.around = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
+        self.margins = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
         self.patches = _Patches(layer.in_channels, layer.patch_size)
         self.rank = max(1, layer.in_channels * (self.window - 1))
         # In units of trace(C) / rank, every eigenvalue is at least eps, and their sum is rank + eps s.
         self.iterations = _iterations(self.eps / (self.rank + self.eps * layer.in_channels * self.window))
 
     def forward(self, images: Tensor) -> Tensor:
-        patches = self.patches(F.pad(images, self.around))  # (N, s, H, W)
-        by_channel = patches.unflatten(1, (-1, self.window))
-        patches = (by_channel - by_channel.mean(2, keepdim=True)).flatten(1, 2)
+        patches = self.patches(F.pad(images, self.margins))  # (N, s, H, W)
+        per_channel = patches.unflatten(1, (-1, self.window))
+        patches = (per_channel - per_channel.mean(2, keepdim=True)).flatten(1, 2)
         patches = patches - patches.mean((2, 3), keepdim=True)
         wide = patches.flatten(2).to(wide_dtype(images.device))  # (N, s, H W)
         covariance = wide @ wide.mT / wide.shape[2]  # (N, s, s)
@@ -252,10 +252,10 @@ class _Whitening(nn.Module):
 
 
 def _inverse_sqrt(matrix: Tensor, trace: Tensor, iterations: int) -> Tensor:
-    """Algorithm 1 of the paper, without the checks of :func:`torchckn.nn.invsqrt.newton`, which look at numbers.
+    """Algorithm 1 of the paper, without the data-dependent checks of :func:`torchckn.nn.invsqrt.newton`.
 
-    Divided by the trace and not by the Frobenius norm: both put the spectrum into (0, 1], but the squares of tiny numbers
-    are zero.
+    Divided by the trace and not by the Frobenius norm: both scale the spectrum to (0, 1], but the squares of tiny numbers
+    underflow.
     """
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     s, t = matrix / trace, identity.expand_as(matrix)
@@ -266,10 +266,10 @@ def _inverse_sqrt(matrix: Tensor, trace: Tensor, iterations: int) -> Tensor:
 
 
 def _iterations(smallest: float) -> int:
-    """How many iterations bring all eigenvalues of T S to 1, if at first the smallest is at least this and the largest 1."""
+    """Number of iterations until all eigenvalues of T S are 1, starting from at least ``smallest`` and at most 1."""
     count = 0
     while 1 - smallest > 1e-12:
-        smallest *= ((3 - smallest) / 2) ** 2  # each eigenvalue by itself: the smallest one stays the smallest
+        smallest *= ((3 - smallest) / 2) ** 2  # acts on each eigenvalue separately; the smallest one stays the smallest
         count += 1
     return count
 
@@ -292,7 +292,7 @@ class _GaussianPool(nn.Module):
 
 
 class _Sum(nn.Module):
-    """:class:`KernelSum` without its checks, which compare batch sizes that are not known yet."""
+    """:class:`KernelSum` without its checks, which compare batch sizes that are not known at export."""
 
     def __init__(self, layer: KernelSum) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ class _Sum(nn.Module):
         return torch.cat([branch if w == 1 else w * branch for branch, w in zip(branches, weights, strict=True)], 1)
 
 
-#: modules that compute what could be a constant, or use what ONNX does not have, and what takes their place
+#: modules that compute a constant or use operations that ONNX does not have, with their replacements
 _PLAIN: dict[type[nn.Module], Callable[..., nn.Module]] = {
     GaussianPool2d: _GaussianPool,
     KernelConv2d: _Conv,
@@ -315,7 +315,7 @@ _PLAIN: dict[type[nn.Module], Callable[..., nn.Module]] = {
 
 
 def _plain(module: nn.Module) -> nn.Module:
-    """What takes the module's place; other modules stay, with what they contain made plain."""
+    """The replacement of the module; a module without one stays, with its children replaced."""
     for kind, build in _PLAIN.items():
         if isinstance(module, kind):
             return build(module)
@@ -324,22 +324,18 @@ def _plain(module: nn.Module) -> nn.Module:
     return module
 
 
-def _program(network: CKN | ScaledConvNet, uint8_input: bool) -> torch.export.ExportedProgram:
-    images = torch.zeros(2, *_shape(network), dtype=torch.uint8 if uint8_input else network.head.weight.dtype)
+def _program(network: Classifier, uint8_input: bool) -> torch.export.ExportedProgram:
+    images = torch.zeros(2, *network.input_shape, dtype=torch.uint8 if uint8_input else network.head.weight.dtype)
     batch = {"images": {0: torch.export.Dim("batch")}}
     with torch.no_grad():
         program = torch.export.export(plain(network, uint8_input=uint8_input), (images,), dynamic_shapes=batch)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # would go into the file: lines of code, and the folders they are in
+        node.meta.pop("stack_trace", None)  # otherwise the file would contain source lines and the paths of their files
     return program
 
 
-def _shape(network: CKN | ScaledConvNet) -> tuple[int, int, int]:
-    return network.input_shape
-
-
 def _tidy(graph: Any) -> None:
-    """Call the batch dimension by its name, and leave out the exporter's notes: lines of code, shapes on the way."""
+    """Name the batch dimension, and remove the exporter's metadata: source lines, intermediate shapes."""
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
@@ -356,49 +352,49 @@ def _onnx_runner(content: bytes) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def _compare(what: str, network: CKN | ScaledConvNet, uint8_input: bool, run: Callable[[Tensor], Tensor]) -> None:
-    """Run both on images of noise, on one by itself and on several, and raise an error if they disagree."""
-    noise = torch.rand(3, *_shape(network), generator=torch.Generator().manual_seed(0))
+def _compare(what: str, network: Classifier, uint8_input: bool, run: Callable[[Tensor], Tensor]) -> None:
+    """Run both on random images, on a single one and on several, and raise an error if the results differ."""
+    noise = torch.rand(3, *network.input_shape, generator=torch.Generator().manual_seed(0))
     pixels = (255 * noise).to(torch.uint8) if uint8_input else noise.to(network.head.weight.dtype)
     expected = _probabilities(network, pixels)
-    # Large scores magnify float32's rounding beyond the tolerance. Only the network in float64 can tell that from a mistake.
+    # With large scores, float32 rounding exceeds the tolerance. The network in float64 shows how much of the error is rounding.
     rounding = _difference(_probabilities(copy.deepcopy(network).double(), pixels), expected)
     allowed = max(TOLERANCE, 10 * rounding)
     for images, probabilities in ((pixels[:1], expected[:1]), (pixels, expected)):
         difference = _difference(run(images), probabilities)
         if not difference <= allowed:
             raise NumericalError(
-                f"the {what} program differs from the network by {difference:.1e} of an image's largest probability, expected "
-                f"at most {allowed:.0e}; nothing was written. Does the network contain a module that acts differently there?"
+                f"expected the {what} program to differ from the network by at most {allowed:.0e} of an image's largest "
+                f"probability, got {difference:.1e}; nothing was written. Check for modules that behave differently when exported"
             )
 
 
-def _probabilities(network: CKN | ScaledConvNet, images: Tensor) -> Tensor:
+def _probabilities(network: Classifier, images: Tensor) -> Tensor:
     return torch.softmax(network(network.pixels(images)), 1)
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
+def _difference(actual: Tensor, expected: Tensor) -> float:
     """The largest difference, as a fraction of the image's largest probability."""
-    return ((found - expected).abs() / expected.amax(1, keepdim=True)).max().item()
+    return ((actual - expected).abs() / expected.amax(1, keepdim=True)).max().item()
 
 
 def _require_network(function: str, network: object) -> None:
-    if not isinstance(network, (CKN, ScaledConvNet)):
+    if not isinstance(network, Classifier):
         raise DataError(
             f"{function} expected a torchckn.CKN or a torchckn.ScaledConvNet, got {type(network).__name__}; "
             "torchckn.translate makes a CKN from a ConvNet, and ScaledConvNet(net) wraps the ConvNet itself"
         )
 
 
-def _file(function: str, path: str | os.PathLike[str]) -> Path:
+def _file_path(function: str, path: str | os.PathLike[str]) -> Path:
     if Path(path).is_dir():
-        raise DataError(f"{path} is a folder; {function} expected the name of a file to write")
+        raise DataError(f"{function} expected the path of a file, got the folder {path}; add a file name")
     return Path(path)
 
 
 @contextmanager
-def _exporter(what: str) -> Iterator[None]:
-    """Run torch's exporters without what they say about themselves, and with their errors explained."""
+def _quiet_exporter(what: str) -> Iterator[None]:
+    """Run torch's exporters without their log messages and warnings, and convert their errors."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -410,8 +406,8 @@ def _exporter(what: str) -> Iterator[None]:
     except RuntimeError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TranslationError(
-            f"this network cannot be written for {what}: {reason}; replace the module that is to blame, most often one of your "
-            "own whose forward pass depends on the numbers it sees"
+            f"this network cannot be exported for {what}: {reason}; replace the module that causes it, usually a custom module "
+            "whose forward pass depends on the values of its input"
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -1,13 +1,13 @@
-r"""Dot-product kernels on the sphere: what takes the place of a ConvNet's nonlinearity.
+r"""Dot-product kernels on the sphere: the counterpart of a ConvNet's nonlinearity.
 
 .. math::  k(x, y) = (\|x\| \|y\|)^{\text{degree}} \; \kappa\!\left(\frac{\langle x, y\rangle}{\|x\|\|y\|}\right),
            \qquad \kappa(1) = 1
 
-Paper: section 3.1, "Overall formulation" (the form), section 3.2 and table 1 (which activation stands for which
-kernel), appendix "CKN gradient" (derivatives). Read next: :mod:`torchckn.nn.invsqrt`.
+Paper: section 3.1, "Overall formulation" (the form), section 3.2 and table 1 (which activation corresponds to
+which kernel), appendix "CKN gradient" (derivatives). Read next: :mod:`torchckn.nn.invsqrt`.
 
 =====================  =====================================================  ======  =======================
-kernel                 kappa(t), theta = arccos t                              degree  stands for
+kernel                 kappa(t), theta = arccos t                              degree  counterpart of
 =====================  =====================================================  ======  =======================
 ``Linear()``           t                                                      1       no nonlinearity
 ``ArcCosine(0)``       1 - theta / pi                                         0       step function (~ tanh)
@@ -18,7 +18,7 @@ kernel                 kappa(t), theta = arccos t                              d
 ``Matern(nu, sigma)``  Matern function of the chord sqrt(2 - 2 t)             1       (rougher RBF)
 =====================  =====================================================  ======  =======================
 
-A new kernel is one subclass of :class:`Kernel` with one method, ``kappa``; see CONTRIBUTING.
+To add a kernel, write a subclass of :class:`Kernel` with one method, ``kappa``; see CONTRIBUTING.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .errors import ConfigError, DataError, unknown_name
 
 
 def safe_norms(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms and their inverses from squared norms; both 0, with zero gradient, where a vector is all zero."""
-    zero = squared <= torch.finfo(squared.dtype).tiny  # not `>`: a NaN must stay a NaN
+    """Norms and their inverses from squared norms; both are 0, with zero gradient, for a zero vector."""
+    zero = squared <= torch.finfo(squared.dtype).tiny  # not `~(squared > tiny)`: a NaN must stay a NaN
     norms = squared.masked_fill(zero, 1.0).sqrt()
     return norms.masked_fill(zero, 0.0), norms.reciprocal().masked_fill(zero, 0.0)
 
@@ -46,8 +46,8 @@ def safe_norms(squared: Tensor) -> tuple[Tensor, Tensor]:
 class Kernel(nn.Module):
     """Base class: subclasses define ``kappa`` and, where it is not 1, ``degree``.
 
-    Constructor arguments are kept under attributes of the same names; with them a kernel writes itself into a
-    saved model (:meth:`spec`) and is rebuilt from it. Subclasses register themselves under their class name.
+    Constructor arguments are stored as attributes of the same names, so that a kernel can be saved with a model
+    (:meth:`spec`) and rebuilt from it. Subclasses are registered under their class name.
     """
 
     #: k(x, y) grows like (|x| |y|)^degree; 0 ignores the norms.
@@ -55,18 +55,21 @@ class Kernel(nn.Module):
 
     #: kappa' is unbounded at t = 1
     is_steep: bool = False
-    #: its random features are a function of each unit by itself, an activation
+    #: its random features are an activation, a function of each unit separately
     is_pointwise: bool = False
 
-    _known: ClassVar[dict[str, type[Kernel]]] = {}
+    _registry: ClassVar[dict[str, type[Kernel]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        known = Kernel._known.get(cls.__name__)
-        if known is not None and known.__module__ == __name__ != cls.__module__:
-            raise ConfigError(f"a kernel called {cls.__name__} is there already; saved models know kernels by their names")
-        Kernel._known[cls.__name__] = cls
-        if "kappa" in vars(cls):  # what a parent has by hand belongs to the parent's kappa
+        registered = Kernel._registry.get(cls.__name__)
+        if registered is not None and registered.__module__ == __name__ != cls.__module__:
+            raise ConfigError(
+                f"expected a new class name for a kernel, got {cls.__name__}, which torchckn already has; choose another "
+                "name, because saved models refer to kernels by name"
+            )
+        Kernel._registry[cls.__name__] = cls
+        if "kappa" in vars(cls):  # a parent's hand-written methods are valid for the parent's kappa only
             for method in ("map", "random_features"):
                 if method not in vars(cls):
                     setattr(cls, method, getattr(Kernel, method))
@@ -80,8 +83,8 @@ class Kernel(nn.Module):
         y = x if y is None else y
         if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or not x.is_floating_point():
             raise DataError(
-                f"gram expected two real matrices with rows of one length, got {tuple(x.shape)} and {tuple(y.shape)} of "
-                f"{x.dtype}; flatten images or patches to rows first"
+                f"gram expected two floating-point matrices with rows of equal length, got {tuple(x.shape)} and "
+                f"{tuple(y.shape)} of {x.dtype}; flatten images or patches to rows first"
             )
         x_norms, x_inverse = safe_norms(x.square().sum(1, keepdim=True))  # (n, 1)
         y_norms, y_inverse = safe_norms(y.square().sum(1, keepdim=True))  # (m, 1)
@@ -91,29 +94,29 @@ class Kernel(nn.Module):
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
         """|x|^degree kappa(<w, x> / |x|) for unit filters w, from the products <w, x> and the squares |x|^2.
 
-        The step ``k(W E N^-1) N`` of the layer equation. With ``inplace``, ``responses`` may be overwritten.
+        This is ``k(W E N^-1) N`` in the layer equation. With ``inplace``, ``responses`` may be overwritten.
         """
         norms, inverse = safe_norms(squared_norms)
         values = self.kappa(responses * inverse)
         return values * norms**self.degree if self.degree else values
 
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
-        """Values whose mean product over Gaussian w is the kernel (the first proposition of the paper): the ConvNet side.
+        """Activations whose mean product over Gaussian w is the kernel (first proposition of the paper).
 
         Args:
             responses: <w, x> for w with independent standard normal entries, (N, f, ...)
             squared_norms: |x|^2, (N, 1, ...)
-            phases: one number a filter, uniform on [0, 2 pi), broadcastable to ``responses``
+            phases: one number per filter, uniform on [0, 2 pi), broadcastable to ``responses``
         """
-        raise ConfigError(f"{type(self).__name__} has no random features; use Linear, ArcCosine or RBFSphere for that")
+        raise ConfigError(f"{type(self).__name__} has no random features; use Linear, ArcCosine or RBFSphere")
 
     def spec(self) -> KernelSpec:
-        """This kernel as plain data: its class name and its constructor's arguments."""
+        """This kernel as plain data: its class name and its constructor arguments."""
         parameters = list(inspect.signature(type(self).__init__).parameters.values())[1:]
         names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         missing = [name for name in names if not hasattr(self, name)]
         if missing:
-            raise ConfigError(f"{type(self).__name__} must keep its arguments {missing} under attributes of these names")
+            raise ConfigError(f"{type(self).__name__} must store its arguments {missing} as attributes of the same names")
         values = ((name, getattr(self, name)) for name in names)
         return KernelSpec(type(self).__name__, tuple((n, _plain(v)) for n, v in values))
 
@@ -125,7 +128,7 @@ class Kernel(nn.Module):
 
 
 def _plain(value: Any) -> Any:
-    """A constructor's argument as plain data: tensors as numbers or tuples of them."""
+    """A constructor argument as plain data: tensors become numbers or tuples of numbers."""
     if not isinstance(value, Tensor):
         return value
     numbers = value.detach().tolist()
@@ -134,33 +137,33 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A kernel as a value: hashable, comparable, writable as JSON. ``build`` makes the kernel again."""
+    """A description of a kernel: hashable, comparable, convertible to JSON. ``build`` creates the kernel."""
 
     name: str
     arguments: tuple[tuple[str, Any], ...] = ()
 
     def build(self) -> Kernel:
-        if self.name not in Kernel._known:
-            hint = "A kernel of your own must be imported before a model that uses it is loaded."
-            raise unknown_name("kernel", self.name, Kernel._known, hint)
+        if self.name not in Kernel._registry:
+            remedy = "Import your own kernel before you load a model that uses it."
+            raise unknown_name("kernel", self.name, Kernel._registry, remedy)
         try:
-            return Kernel._known[self.name](**dict(self.arguments))
+            return Kernel._registry[self.name](**dict(self.arguments))
         except TypeError as error:
             raise ConfigError(f"kernel {self.name} cannot be built from {dict(self.arguments)}: {error}") from error
 
     def __str__(self) -> str:
-        shown = (value for name, value in self.arguments if name != "trainable")
+        values = (value for name, value in self.arguments if name != "trainable")
         trained = ", trained" if dict(self.arguments).get("trainable") else ""
-        return f"{self.name}({', '.join(f'{v:g}' if isinstance(v, float) else repr(v) for v in shown)}{trained})"
+        return f"{self.name}({', '.join(f'{v:g}' if isinstance(v, float) else repr(v) for v in values)}{trained})"
 
 
 def names() -> list[str]:
-    """The names of all kernels there are, one's own included."""
-    return sorted(Kernel._known)
+    """The names of all registered kernels, user-defined ones included."""
+    return sorted(Kernel._registry)
 
 
-#: kernels by the names that a command line or a configuration has for them, with the types of their arguments
-_WRITTEN: dict[str, tuple[str, tuple[type, ...]]] = {
+#: names of kernels on the command line and in configuration files, with their classes and the types of their arguments
+_TEXT_NAMES: dict[str, tuple[str, tuple[type, ...]]] = {
     "linear": ("Linear", ()),
     "rbf": ("RBFSphere", (float,)),
     "arccosine": ("ArcCosine", (int,)),
@@ -170,7 +173,7 @@ _WRITTEN: dict[str, tuple[str, tuple[type, ...]]] = {
 
 
 def parse(text: str) -> Kernel | Literal["match"]:
-    """A kernel as it is written on a command line: ``rbf:0.6``, ``arccosine:1``, ``linear``, ``matern:1.5:0.6``, or ``match``.
+    """A kernel from its command-line form: ``rbf:0.6``, ``arccosine:1``, ``linear``, ``matern:1.5:0.6``, or ``match``.
 
     Example:
         >>> parse("rbf:0.6")
@@ -179,19 +182,19 @@ def parse(text: str) -> Kernel | Literal["match"]:
     name, *numbers = text.split(":")
     if name == "match" and not numbers:
         return "match"
-    if name not in _WRITTEN:
-        raise unknown_name("kernel", name, ["match", *_WRITTEN], "With its numbers after colons, as in rbf:0.6.")
-    known, types = _WRITTEN[name]
+    if name not in _TEXT_NAMES:
+        raise unknown_name("kernel", name, ["match", *_TEXT_NAMES], "Write its numbers after colons, as in rbf:0.6.")
+    class_name, types = _TEXT_NAMES[name]
     try:
         values = [kind(number) for kind, number in zip(types, numbers, strict=True)]
     except ValueError:
         expected = ":".join([name, *("NUMBER" for _ in types)])
-        raise ConfigError(f"kernel {text!r}: expected {expected}, such as rbf:0.6 or arccosine:1") from None
-    return Kernel._known[known](*values)
+        raise ConfigError(f"kernel: expected {expected}, got {text!r}; write for example rbf:0.6 or arccosine:1") from None
+    return Kernel._registry[class_name](*values)
 
 
 class _WithSlope(torch.autograd.Function):
-    """value(t) with slope(t) as its hand-written derivative, where autodiff would give inf * 0 at |t| = 1."""
+    """value(t) with the hand-written derivative slope(t), because autograd gives inf * 0 at |t| = 1."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> Tensor:
@@ -207,10 +210,10 @@ class _WithSlope(torch.autograd.Function):
 
 
 def _is_one(t: Tensor) -> Tensor:
-    """Where a cosine is 1 up to the rounding of a scalar product.
+    """Where a cosine is 1 up to the rounding error of an inner product.
 
-    Kernels with an unbounded slope at 1 magnify that rounding to its square root; they take such a cosine to be 1 exactly.
-    (With fewer digits than float32 has, that would be too much of the interval.)
+    Kernels with an unbounded slope at 1 amplify that error to its square root, so they treat such a cosine as exactly 1.
+    (The limit of 1e-3 is for float16 and bfloat16.)
     """
     return t > 1 - min(32 * torch.finfo(t.dtype).eps, 1e-3)
 
@@ -233,16 +236,15 @@ class Linear(Kernel):
 class Polynomial(Kernel):
     """kappa(t) = ((t + offset) / (1 + offset))^degree; with offset 0, k(x, y) = <x, y>^degree.
 
-    The polynomial's degree is also the degree of the norms, which makes the case without offset the usual
-    homogeneous kernel.
+    The polynomial's degree is also the degree of the norms, so that offset 0 gives the usual homogeneous kernel.
     """
 
     def __init__(self, degree: int, offset: float = 0.0) -> None:
         super().__init__()
         if not isinstance(degree, int) or degree < 1:
-            raise ConfigError(f"Polynomial expected a whole degree of at least 1, got {degree!r}")
+            raise ConfigError(f"Polynomial expected an integer degree >= 1, got {degree!r}")
         if not 0 <= _number(offset) < math.inf:
-            raise ConfigError(f"Polynomial expected a finite offset >= 0 (else it is not positive definite), got {offset!r}")
+            raise ConfigError(f"Polynomial expected a finite offset >= 0 (for a positive definite kernel), got {offset!r}")
         self.degree = degree
         self.offset = float(offset)
 
@@ -258,9 +260,9 @@ class ArcCosine(Kernel):
     (sin theta + (pi - theta) cos theta) / pi.
 
     The derivatives form a chain, kappa_2' = 4/3 kappa_1 and kappa_1' = kappa_0, so orders 1 and 2 are differentiable
-    everywhere and can be trained, which the paper held impossible and why it switched to the RBF kernel. kappa_0' =
-    1 / (pi sin theta) is unbounded at |t| = 1: there, up to rounding, it is set to zero, for the diagonal of a Gram matrix is
-    constant.
+    everywhere and can be trained. (The paper considers them not differentiable, and uses the RBF kernel instead.)
+    kappa_0' = 1 / (pi sin theta) is unbounded at |t| = 1: there, up to rounding, it is set to zero, because the diagonal of
+    a Gram matrix is constant.
     """
 
     is_pointwise = True
@@ -299,19 +301,19 @@ class ArcCosine(Kernel):
         if order == 0:
             return 1 - torch.acos(t) / math.pi
         sine = ((1 - t) * (1 + t)).sqrt_()
-        rest = math.pi - torch.acos(t)
+        supplement = math.pi - torch.acos(t)
         if order == 1:
-            return rest.mul_(t).add_(sine).div_(math.pi)
-        return (1 + 2 * t * t).mul_(rest).add_(sine.mul_(t), alpha=3).div_(3 * math.pi)
+            return supplement.mul_(t).add_(sine).div_(math.pi)
+        return (1 + 2 * t * t).mul_(supplement).add_(sine.mul_(t), alpha=3).div_(3 * math.pi)
 
 
 class Matern(Kernel):
-    r"""The Matern function of half-integer order nu = p + 1/2 of the chord between two points of the sphere.
+    r"""The Matern kernel of half-integer order nu = p + 1/2, as a function of the chord between two points of the sphere.
 
     .. math:: \kappa(t) = M_\nu(u), \quad u = \frac{\sqrt{2\nu}}{\sigma} \sqrt{2 - 2t}, \quad
               M_{p + 1/2}(u) = e^{-u} \frac{p!}{(2p)!} \sum_{i=0}^{p} \frac{(p+i)!}{i!(p-i)!} (2u)^{p-i}
 
-    From ``M_nu'(u) = -u M_{nu-1}(u) / (2 nu - 2)`` comes ``kappa'(t) = nu M_{nu-1}(u) / (sigma^2 (nu - 1))``, finite at
+    From ``M_nu'(u) = -u M_{nu-1}(u) / (2 nu - 2)`` follows ``kappa'(t) = nu M_{nu-1}(u) / (sigma^2 (nu - 1))``, finite at
     t = 1. For nu = 1/2 it is ``e^-u / (sigma^2 u)``, unbounded at t = 1 and set to zero there, as for ``ArcCosine(0)``.
     """
 
@@ -342,7 +344,7 @@ class Matern(Kernel):
 
     @staticmethod
     def _of_order(u: Tensor, p: int) -> Tensor:
-        # Horner from the highest power of 2u down, with a share of exp(-u) at every step so that nothing overflows.
+        # Horner's scheme from the highest power of 2u down, with a part of exp(-u) in every step to avoid overflow.
         decay = torch.exp(-u / (p + 1))
         scale = math.factorial(p) / math.factorial(2 * p)
         total = decay * scale
@@ -357,8 +359,8 @@ class RBFSphere(Kernel):
 
     .. math:: \kappa(t) = \exp\left(\frac{t - 1}{\sigma^2}\right) = \exp\left(-\frac{\|x - y\|^2}{2\sigma^2}\right)
 
-    With ``trainable=True`` the bandwidth ``sigma`` is a ``Parameter`` (appendix "Bandwidths derivatives"), a scalar kept
-    in float64 so that no precision is lost before the network's own dtype is known.
+    With ``trainable=True`` the bandwidth ``sigma`` is a ``Parameter`` (appendix "Bandwidths derivatives"), a scalar in
+    float64, so that no precision is lost before the network's dtype is known.
     """
 
     sigma: float | Tensor
@@ -377,12 +379,12 @@ class RBFSphere(Kernel):
 
     @property
     def bandwidth(self) -> float:
-        """sigma as a number. Only sigma^2 counts, so training may well take sigma through zero to the other side."""
+        """|sigma| as a number. Only sigma^2 matters, so training may change the sign of sigma."""
         return abs(_plain(self.sigma))
 
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
         if torch.compiler.is_compiling() or responses.dtype not in (torch.float32, torch.float64):
-            return super().map(responses, squared_norms)  # a compiler fuses the passes by itself
+            return super().map(responses, squared_norms)  # the compiler fuses the passes itself
         norms, inverse = safe_norms(squared_norms)
         return _RBFMap.apply(responses, norms, inverse, self.sigma, inplace)
 
@@ -392,13 +394,13 @@ class RBFSphere(Kernel):
 
 
 class _RBFMap(torch.autograd.Function):
-    """n exp((r / n - 1) / sigma^2) and its derivatives, in as few passes over memory as torch allows.
+    """n exp((r / n - 1) / sigma^2) and its derivatives, in as few passes over memory as possible.
 
     With gamma = 1 / sigma^2: three passes forward, ``r gamma / n``, ``exp``, ``n e^-gamma``. Backward, with a = grad * out
     and theta = gamma r / n: d/dr = a gamma / n, d/dn = sum_f a (1 - theta) / n, d/dsigma = sum a (gamma - theta) 2 / sigma.
     """
 
-    #: above this gamma, exp(gamma) gets near float32's largest number, and a fourth pass is the price of safety
+    #: above this gamma, exp(gamma) approaches float32's largest number, and a fourth pass avoids the overflow
     _SPLIT_LIMIT = 40.0
 
     @staticmethod
@@ -407,12 +409,12 @@ class _RBFMap(torch.autograd.Function):
         gamma = ctx.sigma**-2
         theta = torch.mul(responses, inverse * gamma, out=responses if inplace else None)
         _, need_norms, _, need_sigma, _ = ctx.needs_input_grad
-        kept = need_norms or need_sigma  # the first layer's norms are those of images, and need no gradient
+        keep_theta = need_norms or need_sigma  # the first layer's norms are those of images and need no gradient
         if gamma < _RBFMap._SPLIT_LIMIT:
-            out = torch.exp(theta, out=None if kept else theta).mul_(norms * math.exp(-gamma))
+            out = torch.exp(theta, out=None if keep_theta else theta).mul_(norms * math.exp(-gamma))
         else:
-            out = torch.sub(theta, gamma, out=None if kept else theta).exp_().mul_(norms)
-        ctx.save_for_backward(theta if kept else None, out, inverse)
+            out = torch.sub(theta, gamma, out=None if keep_theta else theta).exp_().mul_(norms)
+        ctx.save_for_backward(theta if keep_theta else None, out, inverse)
         ctx.gamma, ctx.like = gamma, sigma if isinstance(sigma, Tensor) else None
         return out
 
@@ -425,19 +427,19 @@ class _RBFMap(torch.autograd.Function):
         grad_norms = grad_sigma = None
         if need_norms or need_sigma:
             total = slope.sum(1, keepdim=True)
-            tilted = _channel_dot(slope, theta)
+            weighted = _channel_dot(slope, theta)
             if need_norms:
-                grad_norms = (total - tilted) * inverse
+                grad_norms = (total - weighted) * inverse
             if need_sigma:
-                # A zero patch has out = 0, hence no share in either sum.
-                grad_sigma = ((total.sum() * ctx.gamma - tilted.sum()) * (2 / ctx.sigma)).to(ctx.like)
+                # A zero patch has out = 0 and adds nothing to either sum.
+                grad_sigma = ((total.sum() * ctx.gamma - weighted.sum()) * (2 / ctx.sigma)).to(ctx.like)
         grad_responses = slope.mul_(inverse * ctx.gamma) if need_responses else None
         return grad_responses, grad_norms, None, grad_sigma, None
 
 
 def _channel_dot(a: Tensor, b: Tensor) -> Tensor:
-    """``(a * b).sum(1, keepdim=True)``, a few megabytes at a time: a product as large as ``a`` costs more to allocate than
-    to compute."""
+    """``(a * b).sum(1, keepdim=True)``, a few megabytes at a time: allocating a product as large as ``a`` takes longer
+    than computing it."""
     rows = max(1, 2**20 // max(1, a[0].numel())) if len(a) else 1
     return torch.cat([(x * y).sum(1, keepdim=True) for x, y in zip(a.split(rows), b.split(rows), strict=True)])
 
@@ -449,7 +451,7 @@ def _positive(kernel: str, argument: str, value: Any) -> float:
 
 
 def _number(value: Any) -> float:
-    """``value`` as a number, NaN if it is none."""
+    """``value`` as a float; NaN if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -40,13 +40,13 @@ def of_this_process(part: Tensor) -> Tensor:
 
 
 class FeatureScaling(nn.Module):
-    """Centre features and divide them by their average norm, so that a head and its penalty mean the same everywhere.
+    """Center features and divide them by their average norm, so that a head and its L2 penalty mean the same everywhere.
 
     In training mode the average norm (and, with ``centering="feature"``, the mean) is the batch's; in eval mode it is the
     one that :meth:`calibrate` took from the training set, 1 (and 0) before that.
 
     Args:
-        features: how many features an image has.
+        features: number of features per image.
         centering: ``"image"`` subtracts each image's mean over its features, as in the paper; ``"feature"`` each
             feature's mean over the images; ``"none"`` nothing.
 
@@ -74,11 +74,11 @@ class FeatureScaling(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         mean = self._mean(features) if self.training else self.mean
-        centred = self.centre(features, mean)
-        norm = self._average_norm(centred) if self.training else self.norm
-        return centred / norm
+        centered = self.center(features, mean)
+        norm = self._average_norm(centered) if self.training else self.norm
+        return centered / norm
 
-    def centre(self, features: Tensor, mean: Tensor) -> Tensor:
+    def center(self, features: Tensor, mean: Tensor) -> Tensor:
         """Centred features; ``mean`` is of each feature over the images, and counts with ``centering="feature"`` only."""
         if self.centering == "image":
             return features - features.mean(1, keepdim=True)
@@ -86,24 +86,24 @@ class FeatureScaling(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, features: Tensor) -> None:
-        """Remember the mean and the average norm of these features: those of the training set."""
+        """Store the mean and the average norm of these features, which are those of the training set."""
         if features.ndim != 2 or not len(features):
             raise DataError(f"calibrate expected features (images, d) of at least one image, got {tuple(features.shape)}")
         mean = self._mean(features)
         if self.centering == "feature":
             self.mean.copy_(mean)
-        self.norm.copy_(self._average_norm(self.centre(features, mean)))
+        self.norm.copy_(self._average_norm(self.center(features, mean)))
 
     def _mean(self, features: Tensor) -> Tensor:
         if self.centering != "feature":
             return self.mean
         return (self.total(_sum(features)) / self._images(features)).to(features.dtype)
 
-    def _average_norm(self, centred: Tensor) -> Tensor:
+    def _average_norm(self, centered: Tensor) -> Tensor:
         """1 where all are zero, so that dividing by it is always possible."""
-        norms = torch.linalg.vector_norm(centred, dim=1)
-        norm = self.total(_sum(norms)) / self._images(centred)
-        return torch.where(norm == 0, 1.0, norm).to(centred.dtype)
+        norms = torch.linalg.vector_norm(centered, dim=1)
+        norm = self.total(_sum(norms)) / self._images(centered)
+        return torch.where(norm == 0, 1.0, norm).to(centered.dtype)
 
     def _images(self, features: Tensor) -> Tensor:
         return self.total(_sum(features.new_ones(len(features))))
@@ -129,6 +129,8 @@ def _linear_head(
         raise ConfigError(f"classes expected a whole number of at least 1, got {classes!r}")
     head = nn.utils.skip_init(nn.Linear, features, classes, device=device or "cpu", dtype=dtype)
     assert isinstance(head, nn.Linear)
+    if head.weight.is_meta:
+        return head
     with torch.no_grad():
         for parameter in head.parameters():
             drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
@@ -225,8 +227,12 @@ class Classifier(nn.Module):
         return False
 
     def filters_to_watch(self) -> Tensor | None:
-        """The first layer's filters, if they are something to look at while training."""
+        """The first layer's filters, if they can be shown as pictures while training."""
         return None
+
+    def filter_norms(self) -> dict[str, Tensor]:
+        """The norms of the filters that are to be of norm 1, by layer."""
+        return {}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups of parameters for an optimizer, where they have gradients; all but the head's."""
@@ -264,7 +270,7 @@ _FAR_BEYOND_1 = 20.0
 
 @contextmanager
 def modes_kept(net: nn.Module) -> Iterator[None]:
-    """Whatever is done to training and evaluation modes within this context is undone at its end, module by module."""
+    """Training and evaluation modes are restored at the end of this context, module by module."""
     before = {module: module.training for module in net.modules()}
     try:
         yield
@@ -290,7 +296,7 @@ class CKN(Classifier):
 
     Args:
         graph: what the network is made of.
-        classes: how many scores the head gives.
+        classes: number of scores that the head gives.
         centering: see :class:`FeatureScaling`.
         weights: ``"random-features"`` makes the layers of fixed Gaussian weights instead, whose mean kernel is the same.
         generator: for the random filters and head.
@@ -323,7 +329,7 @@ class CKN(Classifier):
             )
         check_choice("weights", weights, Weights)
         if graph.features == 1 and centering == "image":
-            raise ConfigError("one feature, centred by its own mean, is zero; use centering='none' or 'feature'")
+            raise ConfigError("one feature, centered by its own mean, is zero; use centering='none' or 'feature'")
         super().__init__(graph.input_shape, graph.features, classes, centering, generator, device, dtype)
         self.graph = graph
         self.weights = weights
@@ -366,7 +372,7 @@ class CKN(Classifier):
             values[node.name] = inputs[0] if node.name in self.absorbed else self.layers[node.name](*inputs)
             for name in node.inputs:
                 if last_use[name] == node.name:
-                    values.pop(name, None)  # free as soon as may be
+                    values.pop(name, None)  # free it as early as possible
         return (values[self.graph.output],)
 
     def kernel_layers(self) -> dict[str, KernelLayer]:
@@ -383,6 +389,10 @@ class CKN(Classifier):
 
     def filters_to_watch(self) -> Tensor | None:
         return next((layer.weight for layer in self.kernel_layers().values() if layer.init != "identity"), None)
+
+    def filter_norms(self) -> dict[str, Tensor]:
+        layers = self.kernel_layers().items()
+        return {name: torch.linalg.vector_norm(layer.filter_matrix().detach(), dim=-1) for name, layer in layers}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return sphere_groups(self)

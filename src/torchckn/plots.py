@@ -1,4 +1,4 @@
-"""Pictures of training: accuracy over steps, filters. They need matplotlib: ``pip install torchckn[plot]``."""
+"""Figures of training: accuracy curves and filters. They need matplotlib: ``pip install torchckn[plot]``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: told apart by people with any kind of colour vision (Okabe and Ito)
+#: colour-blind safe (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 History = Sequence[Mapping[str, Any]]
@@ -27,7 +27,9 @@ def new_figure(width: float, height: float, dpi: int = 120) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("pictures need matplotlib: pip install 'torchckn[plot]'") from None
+        raise ConfigError(
+            "figures need matplotlib, which is not installed; install it with: pip install 'torchckn[plot]'"
+        ) from None
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
@@ -38,8 +40,8 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def look_past_start(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
-    """Let a start by chance go off the picture, where it would press everything after it into a line."""
+def crop_out_start(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
+    """Leave the first points outside the axes if they are so low that the rest of the curves would look flat."""
     later = [value for curve in curves for value in curve[1:]]
     if not later:
         return
@@ -49,18 +51,18 @@ def look_past_start(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
 
 
 def accuracy_curves(histories: Mapping[str, History], path: str | os.PathLike[str]) -> Path:
-    """Validation accuracy over steps and over seconds, one line for each history."""
+    """Validation accuracy over steps and over seconds, one line per history."""
     figure = new_figure(8, 3.4)
     for axes, key, label in zip(
         figure.subplots(1, 2, sharey=True), ("step", "seconds"), ("steps", "seconds of training"), strict=True
     ):
         curves = []
         for colour, (name, history) in zip(COLOURS, histories.items(), strict=False):
-            taken = [record for record in history if "valid_accuracy" in record]
-            heights = [100 * record["valid_accuracy"] for record in taken]
-            axes.plot([record[key] for record in taken], heights, "o-", color=colour, label=name, markersize=3)
-            curves.append(heights)
-        look_past_start(axes, curves)
+            records = [record for record in history if "valid_accuracy" in record]
+            accuracies = [100 * record["valid_accuracy"] for record in records]
+            axes.plot([record[key] for record in records], accuracies, "o-", color=colour, label=name, markersize=3)
+            curves.append(accuracies)
+        crop_out_start(axes, curves)
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -82,7 +84,7 @@ def filters_before_and_after(before: Tensor, after: Tensor, path: str | os.PathL
 
 
 def filter_mosaic(filters: Tensor, gap: int = 1) -> np.ndarray:
-    """Filters side by side in a square, each with its own contrast, between 0 and 1: (H, W), or (H, W, 3) for three channels."""
+    """Filters in a square grid, each scaled to values between 0 and 1: (H, W), or (H, W, 3) for three channels."""
     values = filters.detach().float().cpu()
     if values.ndim == 2:
         values = values[:, None, None]
@@ -101,7 +103,7 @@ def filter_mosaic(filters: Tensor, gap: int = 1) -> np.ndarray:
 
 
 def _patches(values: Tensor) -> Tensor:
-    """Filters on whitened patches: 27 channels of one position are a 3x3 patch of three colours."""
+    """Filters on whitened patches: the 27 channels of a position are a 3x3 patch of three colours."""
     count, channels = values.shape[:2]
     side = math.isqrt(channels // 3)
     if 3 * side * side != channels or values.shape[2:] != (1, 1):

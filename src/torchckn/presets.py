@@ -1,7 +1,7 @@
-"""Kernel networks that are not the counterpart of a ConvNet, but known to work well by themselves.
+"""Kernel networks that are not the counterpart of a ConvNet, with settings that work well.
 
-``ckn-cifar``: two layers on whitened colour images (after Mairal, 2016), trained without labels. The choices that matter were
-made on validation images; ``benchmarks/unsupervised.py`` runs it.
+``ckn-cifar``: two layers on whitened color images (after Mairal, 2016), with unsupervised filters. Its hyperparameters were
+chosen on validation images; ``benchmarks/unsupervised.py`` runs it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .network import CKN
 
 
 def names() -> list[str]:
-    """The names that :func:`build` takes."""
+    """The valid names for :func:`build`."""
     return sorted(_PRESETS)
 
 
 def build(name: str, images: Tensor, classes: int = 10, *, generator: torch.Generator | None = None) -> CKN:
-    """A network for training images (N, C, H, W), whose statistics become part of it; its filters are random yet."""
+    """A network for training images (N, C, H, W), with their pixel statistics and random filters, to be fitted."""
     if name not in _PRESETS:
         raise unknown_name("preset", name, _PRESETS)
     return CKN(_PRESETS[name](images), classes, generator=generator)
@@ -30,10 +30,10 @@ def build(name: str, images: Tensor, classes: int = 10, *, generator: torch.Gene
 
 def _ckn_cifar(images: Tensor) -> Graph:
     # Accuracy on 10,000 validation images, 40,000 for training, seed 0. Square loss, eps of the layers 1e-3:
-    #   whitening with eps 1e-3, 1e-2, 1e-1, 0.3, 1:      74.4, 75.4, 76.5, 76.5, 76.3 (faint directions are mostly noise)
-    #   10,000 and 100,000 patches:                       76.5, 76.6;  zero padding in the second layer: 76.5
+    #   whitening with eps 1e-3, 1e-2, 1e-1, 0.3, 1:      74.4, 75.4, 76.5, 76.5, 76.3 (small directions are mostly noise)
+    #   10,000 and 100,000 patches:                       76.5, 76.6;  with zero padding in the second layer: 76.5
     #   eps of the layers 1e-4, 1e-3, 1e-2, 1e-1:         76.3, 76.5, 76.9, 76.4;  another seed: 76.5
-    # Multinomial loss: 77.5 with eps 1e-3, 78.0 with 1e-2 (77.2 with whitening at 0.1).
+    # Multinomial loss: 77.5 with layer eps 1e-3, 78.0 with 1e-2 (77.2 with whitening eps 0.1).
     pixels = Preprocessing.fit(images, whiten=True, whiten_eps=0.3)
     channels, height, width = images.shape[1:]
     return Graph(

@@ -1,4 +1,4 @@
-"""Progress bars for long work: on a terminal, and nowhere else."""
+"""Progress bars, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-#: reports how far the work has come, and what there is to say about it: ``report(done, "loss 0.12")``
+#: updates a progress bar and its text: ``report(done, "loss 0.12")``
 Report = Callable[[int, str], None]
 
 _active: ContextVar[Progress | None] = ContextVar("progress", default=None)
@@ -18,17 +18,17 @@ _active: ContextVar[Progress | None] = ContextVar("progress", default=None)
 
 @contextmanager
 def progress(description: str, total: int | None = None, show: bool | None = None) -> Iterator[Report]:
-    """A bar on the terminal; yields the function that moves it: ``report(done, "loss 0.12")``.
+    """A progress bar on the terminal; yields the function that updates it: ``report(done, "loss 0.12")``.
 
     Args:
-        total: how much there is to do; ``None`` if that is not known.
-        show: whether to show it; by default if standard error is a terminal. Inside another bar it is shown below that one.
+        total: number of units of work; ``None`` if it is not known.
+        show: whether to show it; by default, if standard error is a terminal. A nested bar is shown below the outer one.
     """
     if not (sys.stderr.isatty() if show is None else show):
-        yield _nothing
+        yield _no_report
         return
     outer = _active.get()
-    display = outer or _display()
+    display = outer or _new_display()
     token = _active.set(display)
     try:
         if outer is None:
@@ -47,11 +47,11 @@ def progress(description: str, total: int | None = None, show: bool | None = Non
             display.stop()
 
 
-def _nothing(done: int, text: str) -> None:
+def _no_report(done: int, text: str) -> None:
     pass
 
 
-def _display() -> Progress:
+def _new_display() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=16),

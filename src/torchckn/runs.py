@@ -4,7 +4,7 @@
 ``config.toml``        the training configuration, digests of network and data, settings
 ``environment.json``   versions, hardware, git state
 ``metrics.jsonl``      one line per step: loss, accuracy, lr, seconds; validation where it took place
-``checkpoint/``        ``last.safetensors`` to resume from, ``filters-*.safetensors`` to look at
+``checkpoint/``        ``last.safetensors`` to resume from, the one before it, ``filters-*.safetensors`` for pictures
 ``model/``             the trained network, once it is finished
 ``result.json``        the result, once it is finished
 ``figures/``           pictures
@@ -18,21 +18,22 @@ import os
 import platform
 import subprocess
 import tomllib
+import warnings
 from collections.abc import Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import tomli_w
 import torch
 from filelock import FileLock, Timeout
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from .errors import ConfigError, DataError
-from .storage import remove_partial_files, write_atomically
+from .files import read_tensors, remove_partial_files, write_atomically, write_tensors
+
+#: the last checkpoint, and the one before it
+CHECKPOINTS = ("last", "previous")
 
 
 class Run:
@@ -40,7 +41,7 @@ class Run:
 
     Args:
         config: what ``config.toml`` says: digests, descriptions, and the training configuration as a table ``training``.
-        resume: go on with the run that is there, if it has the same configuration; with more steps, it is trained further.
+        resume: continue the run that is there, if it has the same configuration; with more steps, it is trained further.
         free: options of training that may differ in a resumed run.
     """
 
@@ -86,6 +87,8 @@ class Run:
             )
         for part in (".", "checkpoint", "model"):
             remove_partial_files(self.folder / part)  # of a process that was killed while it wrote
+        if not (self.folder / "environment.json").exists():
+            write_atomically(self.folder / "environment.json", _json(environment()))
         before = read_config(self.folder)
         old, new = _lines(before), _lines(config)
         differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in free)
@@ -107,8 +110,13 @@ class Run:
             raise ConfigError(f"a run's configuration is made of numbers, texts and lists of them: {error}") from error
         write_atomically(self.folder / "config.toml", content)
 
+    def _require_folder(self) -> None:
+        if not (self.folder / "config.toml").exists():
+            raise DataError(f"{self.folder} was removed or emptied while a run was writing to it; train in another folder")
+
     def log(self, record: dict[str, Any]) -> None:
         """Add a line to the metrics."""
+        self._require_folder()
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
 
@@ -118,16 +126,21 @@ class Run:
         write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
         self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
 
-    def save_checkpoint(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-        content = to_bytes({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"info": json.dumps(info)})
-        write_atomically(self.folder / "checkpoint" / "last.safetensors", content)
+    def save_checkpoint(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Keep this checkpoint and the one before it, whichever moment the process is killed at."""
+        self._require_folder()
+        last, previous = (self.folder / "checkpoint" / f"{name}.safetensors" for name in CHECKPOINTS)
+        if last.exists():
+            os.replace(last, previous)
+        write_tensors(last, "checkpoint", facts, tensors)
 
     def save_filters(self, step: int, filters: Tensor) -> None:
-        """The first layer's filters, to look at."""
-        content = to_bytes({"filters": filters.detach().cpu().contiguous()})
-        write_atomically(self.folder / "checkpoint" / f"filters-{step:06d}.safetensors", content)
+        """The first layer's filters, for pictures."""
+        self._require_folder()
+        write_tensors(self.folder / "checkpoint" / f"filters-{step:06d}.safetensors", "filters", {}, {"filters": filters})
 
     def save_result(self, result: dict[str, Any]) -> None:
+        self._require_folder()
         write_atomically(self.folder / "result.json", _json(_plain(result)))
 
     @property
@@ -170,36 +183,53 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The metrics of a run, one dictionary a step; a last line that was cut off is left out."""
+    """The metrics of a run, one dictionary per step; a line that is damaged or was cut off is left out."""
     file = Path(folder) / "metrics.jsonl"
+    try:
+        lines = file.read_bytes().decode(errors="replace").split("\n") if file.exists() else []
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from error
     records = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+    for line in lines:
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        numbers = isinstance(record, dict) and all(isinstance(value, (int, float)) for value in record.values())
+        if numbers and isinstance(record.get("step"), int):
+            records.append(record)
     return records
 
 
 def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and the plain facts of a run's last checkpoint, if it has one."""
-    path = Path(folder) / "checkpoint" / "last.safetensors"
-    if not path.exists():
-        return None
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            info = json.loads(file.metadata()["info"])
-        return from_bytes(path.read_bytes()), info
-    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete its checkpoint folder to start again") from error
+    """The tensors and other facts of a run's last checkpoint, if it has one; of the one before, if the last is damaged."""
+    damage: DataError | None = None
+    for name in CHECKPOINTS:
+        path = Path(folder) / "checkpoint" / f"{name}.safetensors"
+        if not path.exists():
+            continue
+        try:
+            facts, tensors = read_tensors(path, "checkpoint")
+        except DataError as error:
+            damage = damage or error
+            continue
+        if damage:
+            warnings.warn(f"{damage}. The run continues from the checkpoint before it, {path}", stacklevel=2)
+        return tensors, facts
+    if damage:
+        raise DataError(f"{damage}, and there is no checkpoint before it; delete {path.parent} to start again") from damage
+    return None
 
 
 def read_result(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The result of a run, or None if it is not finished."""
     file = Path(folder) / "result.json"
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    except (OSError, ValueError) as error:
+        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        if content is not None and not isinstance(content, dict):
+            raise ValueError(f"expected a table of names and values, got {type(content).__name__}")
+        return content
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} is damaged ({error}); delete it, and resume the run to have it again") from error
 
 
@@ -220,6 +250,8 @@ def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
         "network": f"{settings.get('network')} ({settings.get('kind', 'ckn')})" if settings else config.get("network"),
         "method": training.get("method"),
         "steps": training.get("steps"),
+        "steps_done": made,
+        "finished": result is not None,
         "validation": final if final is not None else (taken[-1] if taken else None),
         "test": (result or {}).get("test_accuracy"),
         "seconds": (result or {}).get("seconds", metrics[-1].get("seconds") if metrics else None),
@@ -230,7 +262,7 @@ def summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def read_filters(folder: str | os.PathLike[str]) -> dict[int, Tensor]:
     """The first layer's filters that were kept, by step."""
     files = sorted((Path(folder) / "checkpoint").glob("filters-*.safetensors"))
-    return {int(file.stem.split("-")[1]): from_bytes(file.read_bytes())["filters"] for file in files}
+    return {int(file.stem.split("-")[1]): read_tensors(file, "filters")[1]["filters"] for file in files}
 
 
 def environment() -> dict[str, Any]:
@@ -257,10 +289,13 @@ def _processor() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Of the repository that torchckn itself is in, if it is in one."""
+    """An answer of git about torchckn's own checkout; None if torchckn is installed, wherever it is installed."""
+    here = Path(__file__).parent
+    checkout = here.parent.parent
+    if here != checkout / "src" / "torchckn" or not (checkout / ".git").exists():
+        return None
     try:
-        here = Path(__file__).parent
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,7 +1,8 @@
-"""Kernel networks as scikit-learn estimators: features without labels, and a classifier on them.
+"""Kernel networks as scikit-learn estimators: unsupervised features, and a classifier on them.
 
-Images come as (N, C, H, W), as (N, H, W), or as flat rows (N, C * H * W) together with an ``image_shape``, which is what a
-``Pipeline`` or ``GridSearchCV`` around other estimators needs.
+Images are (N, C, H, W); or (N, H, W, C), as scikit-image and matplotlib have them, if C is 1, 3 or 4 and the images are larger
+than that; or grey images (N, H, W); or flat rows (N, C * H * W) together with an ``image_shape``, which is what a ``Pipeline`` or
+``GridSearchCV`` around other estimators needs.
 
 Example:
     >>> from torchckn import data
@@ -35,7 +36,7 @@ from .network import CKN
 
 
 class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
-    """What the transformer and the classifier share: images in, filters by k-means."""
+    """What the transformer and the classifier have in common: images in, unsupervised filters."""
 
     def __init__(
         self,
@@ -65,20 +66,31 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _images(self, x: Any, *, reset: bool) -> Tensor:
         """Images (N, C, H, W) as float32; bytes as pixels between 0 and 1."""
+        x = self._channels_first(x.numpy(force=True) if isinstance(x, Tensor) else x)
         as_bytes = getattr(x, "dtype", None) == np.uint8
         more_than_rows = getattr(x, "ndim", 2) > 2
         rows = validate_data(self, x, reset=reset, dtype=np.float32, allow_nd=True, ensure_2d=not more_than_rows)
         if rows.ndim == 2:
             shape = self._row_shape(rows.shape[1])
             if int(np.prod(shape)) != rows.shape[1]:
-                raise DataError(f"rows of {rows.shape[1]} numbers are not images of image_shape={shape}")
+                raise DataError(
+                    f"image_shape={shape} expected rows of {int(np.prod(shape))} numbers, got {rows.shape[1]}; pass the images' "
+                    "own image_shape"
+                )
             rows = rows.reshape(-1, *shape)
         if rows.ndim == 3:
             rows = rows[:, None]
         if rows.ndim != 4:
-            raise DataError(f"images must be (N, C, H, W), (N, H, W) or rows with an image_shape, got {rows.shape}")
+            raise DataError(f"expected images (N, C, H, W), (N, H, W) or rows with an image_shape, got {rows.shape}")
         images = torch.from_numpy(np.ascontiguousarray(rows))
         return images / 255 if as_bytes else images
+
+    def _channels_first(self, x: Any) -> Any:
+        """(N, C, H, W) of images (N, H, W, C), which are known by their few channels; ``image_shape`` overrides that."""
+        if getattr(x, "ndim", 0) != 4 or (self.image_shape is not None and tuple(self.image_shape) == tuple(x.shape[1:])):
+            return x
+        height, width, channels = x.shape[1:]
+        return np.moveaxis(x, 3, 1) if channels in (1, 3, 4) and min(height, width) > 4 else x
 
     def _row_shape(self, length: int) -> tuple[int, ...]:
         if self.image_shape is not None:
@@ -90,7 +102,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         return torch.Generator().manual_seed(0 if self.random_state is None else int(self.random_state))
 
     def _build(self, images: Tensor, classes: int = 10) -> CKN:
-        """``layers`` times a kernel layer, with pooling between them, on standardised (or whitened) images."""
+        """``layers`` kernel layers with pooling between them, on standardized (or whitened) images."""
         generator = self._generator()
         channels, height, width = images.shape[1:]
         scale = images.std() > 0
@@ -114,7 +126,8 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
     def _features(self, images: Tensor) -> Tensor:
         if tuple(images.shape[1:]) != self.ckn_.graph.input_shape:
             raise DataError(
-                f"this model was fitted on images of shape {self.ckn_.graph.input_shape}, got {tuple(images.shape[1:])}"
+                f"expected images of shape {self.ckn_.graph.input_shape}, as in fit, got {tuple(images.shape[1:])}; crop or "
+                "resize them"
             )
         features, _ = extract_features(self.ckn_, images)
         with torch.no_grad():
@@ -122,15 +135,21 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class CKNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _CKNEstimator):  # type: ignore[misc]
-    """Features of images, learned without labels: kernel layers whose filters are found by k-means on patches.
+    """Features of images, learned without labels: kernel layers with unsupervised filters (k-means on patches).
 
     Args:
-        filters, sigma, kernel_size, layers, eps: of the layers, which have the RBF kernel on the sphere.
+        filters: filters per layer.
+        sigma: bandwidth of the layers' kernel, the RBF kernel on the sphere.
+        kernel_size: side of the patches.
+        layers: how many there are.
         output_size: the last layer's features are averaged to this many rows and columns.
-        patches: how many patches a layer's filters are chosen from.
-        whiten: whiten images patch by patch first; for colour photographs.
-        image_shape: (C, H, W) or (H, W) of images that come as flat rows.
-        random_state: decides the filters.
+        patches: number of patches that a layer's filters are computed from.
+        eps: added to the diagonal of each layer's Gram matrix.
+        whiten: whiten images patch by patch first; for color photographs.
+        centering: mean that is subtracted from the features: ``"image"``, ``"feature"`` or ``"none"``.
+        image_shape: (C, H, W) or (H, W) of images that are passed as flat rows. Of images (N, C, H, W), it says that the first
+            axis has the channels even if the last one is short enough to be taken for them.
+        random_state: seed of the filters.
     """
 
     def fit(self, x: Any, y: Any = None) -> CKNTransformer:
@@ -153,16 +172,17 @@ class CKNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _CKNEsti
 
 
 class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
-    """A linear classifier on the features of :class:`CKNTransformer`; its penalty is chosen on a part of the images.
+    """A linear classifier on the features of :class:`CKNTransformer`; its L2 penalty is chosen on a part of the images.
 
     ``ckn_`` is the whole network, classifier included: ``torchckn.save(model.ckn_, path)`` keeps it.
 
     Args:
-        method: ``"unsupervised"``: the filters never see a label; ``"ulr"``, ``"sgo"``: they are trained with them
+        method: ``"unsupervised"``: the filters are computed without labels; ``"ulr"``, ``"sgo"``: they are trained with labels
             (:func:`torchckn.train`).
         steps: mini-batches of that training.
-        run_dir: a folder that keeps what has been trained so far; a fit that was interrupted goes on from there.
-        lam: the penalty; None chooses it on ``validation`` of the images, and then fits on all of them.
+        run_dir: a folder for the checkpoints of that training; a fit that was interrupted is resumed from there.
+        lam: the L2 penalty; None chooses it on the fraction ``validation`` of the images, and then fits on all of them.
+        validation: the fraction of the images that the L2 penalty is chosen on.
         others: as for :class:`CKNTransformer`.
     """
 
@@ -201,10 +221,10 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         labels = column_or_1d(y, warn=True)
         check_classification_targets(labels)
         if len(labels) != len(images):
-            raise DataError(f"y must have one label for each of {len(images)} images, got {len(labels)}")
+            raise DataError(f"y expected one label for each of {len(images)} images, got {len(labels)}")
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise DataError(f"CKNClassifier needs at least two classes, got one class only: {self.classes_[0]}")
+            raise DataError(f"CKNClassifier expected at least two classes, got one class only: {self.classes_[0]}")
         if self.method not in ("unsupervised", "ulr", "sgo"):
             raise unknown_name("method", self.method, ("unsupervised", "ulr", "sgo"))
         self.ckn_ = self._build(images, len(self.classes_))

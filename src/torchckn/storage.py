@@ -1,28 +1,28 @@
-"""Saving and loading networks: one safetensors file, with the network's description as JSON in its header.
+"""Saving and loading networks: one tensor file, with the network's description as JSON in its header.
 
-Nothing in such a file is executed: loading rebuilds the network from its :class:`torchckn.graph.Graph` and copies numbers
-into it.
+Nothing in such a file is executed: loading validates the description, compares it with the tensors that are there, rebuilds the
+network from its :class:`torchckn.graph.Graph` without memory of its own, and puts the tensors into it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import save as to_bytes
+from torch import Tensor
 
 from .correspondence import Report
 from .errors import CKNError, DataError
+from .files import read_tensors, write_tensors
 from .graph import Graph
 from .network import CKN, Classifier
 
-FORMAT = "torchckn"
+KIND = "network"
 VERSION = 1
+#: limits of what is built from a file: nodes, depth of its JSON, and integers and the lengths of texts in it
+MOST_NODES, DEEPEST, LARGEST, LONGEST = 5_000, 12, 2**24, 2_000
 
 
 def save(net: Classifier, path: str | os.PathLike[str]) -> Path:
@@ -33,10 +33,9 @@ def save(net: Classifier, path: str | os.PathLike[str]) -> Path:
     """
     if not isinstance(net, Classifier):
         raise DataError(f"save expected a torchckn.CKN, got {type(net).__name__}; save other modules with torch.save")
-    description = {"version": VERSION, "kind": net.kind, **(net.description() or {})}
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in net.state_dict().items()}
     path = Path(path)
-    write_atomically(path, to_bytes(tensors, {"format": FORMAT, "network": json.dumps(description)}))
+    description = {"version": VERSION, "kind": net.kind, **(net.description() or {})}
+    write_tensors(path, KIND, description, net.state_dict())
     return path
 
 
@@ -50,14 +49,16 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CK
             "with torchckn.storage.load_weights(net, path)"
         )
     try:
-        dtype = tensors["head.weight"].dtype
-        graph, report = Graph.from_json(description["graph"]), description["report"]
-        ckn = CKN(graph, description["classes"], description["centering"], weights=description["weights"], dtype=dtype)
+        _check_limits(description)
+        ckn = _on_meta(description, tensors["head.weight"].dtype)
+        _check_shapes(ckn, tensors)
+        ckn.load_state_dict(tensors, assign=True)
+        _check_numbers(ckn)
+        report = description["report"]
         ckn.report = Report.from_json(report) if report else None
-        ckn.load_state_dict(tensors, assign=False)
-        ckn.train(description["training"])
-    except (CKNError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        ckn.train(bool(description["training"]))
+    except _NOT_A_NETWORK as error:
+        reason = " ".join(str(error).split())[:500]
         raise DataError(f"{path} is a torchckn model, but not one that this version can rebuild: {reason}") from error
     return ckn.to(device)
 
@@ -65,33 +66,27 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CK
 def load_weights(net: Classifier, path: str | os.PathLike[str]) -> None:
     """Read the weights of a file that :func:`save` wrote into a network that is built as the saved one was."""
     path = Path(path)
+    _, tensors = _read(path)
     try:
-        net.load_state_dict(_read(path)[1])
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} has the weights of another network: {reason}") from error
+        _check_shapes(net, tensors)
+        net.load_state_dict(tensors)
+        _check_numbers(net)
+    except (CKNError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:500]
+        raise DataError(f"{path} has the weights of another network, or damaged ones: {reason}") from error
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; load expected the file that torchckn.save wrote")
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise DataError(
-                    f"{path} is a safetensors file, but not a torchckn model; load expected what torchckn.save wrote"
-                )
-            description = json.loads(header["network"])
-            if not isinstance(description, dict):
-                raise KeyError("network")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; load expected a file that torchckn.save wrote") from error
-    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} is not a torchckn model, or is truncated or corrupt ({error}); save it again, or fetch it again"
-        ) from error
+#: what a description that no network has may raise while it is read
+_NOT_A_NETWORK = (
+    *(CKNError, KeyError, RuntimeError, TypeError, ValueError, AttributeError),
+    *(OverflowError, ZeroDivisionError, RecursionError, MemoryError, IndexError),
+)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.exists():
+        raise DataError(f"{path} does not exist; load expects a file that torchckn.save wrote")
+    description, tensors = read_tensors(path, KIND)
     if description.get("version") != VERSION:
         raise DataError(
             f"{path} was saved in format version {description.get('version')}, and this torchckn reads version {VERSION}; "
@@ -100,38 +95,60 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return description, tensors
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is either complete or untouched, whatever happens in between."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(_PARTIAL, f".{path.name}.", path.parent)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}; choose a folder that can be written to") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}; is the disk full?") from error
-    finally:
-        if os.path.exists(name):
-            os.unlink(name)
+def _check_limits(value: Any, depth: int = 0) -> None:
+    """An error for a description that is too deep, too long, or has numbers that no network has."""
+    if depth > DEEPEST:
+        raise DataError(f"its description is nested deeper than {DEEPEST} levels")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "nodes" and isinstance(item, list) and len(item) > MOST_NODES:
+                raise DataError(f"it has {len(item)} nodes, more than {MOST_NODES}")
+            _check_limits(item, depth + 1)
+    elif isinstance(value, list):
+        if len(value) > 4 * MOST_NODES:
+            raise DataError(f"it has a list of {len(value)} entries")
+        for item in value:
+            _check_limits(item, depth + 1)
+    elif isinstance(value, str) and len(value) > LONGEST:
+        raise DataError(f"it has a text of {len(value)} characters, more than {LONGEST}")
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise DataError(f"it has the number {str(value)[:30]}, larger than {LARGEST}")
 
 
-def remove_partial_files(folder: Path) -> None:
-    """Remove what :func:`write_atomically` left in a folder when its process was killed, and nothing else."""
-    for file in folder.glob(f".*{_PARTIAL}"):
-        file.unlink(missing_ok=True)
+def _on_meta(description: dict[str, Any], dtype: torch.dtype) -> CKN:
+    """The network without memory for its parameters."""
+    graph = Graph.from_json(description["graph"])
+    return CKN(
+        graph,
+        description["classes"],
+        description["centering"],
+        weights=description["weights"],
+        device="meta",
+        dtype=dtype,
+    )
 
 
-#: how the name of a file ends that was not moved to its place yet
-_PARTIAL = ".torchckn-partial"
+def _check_shapes(net: Classifier, tensors: dict[str, Tensor]) -> None:
+    expected = net.state_dict()
+    for name in expected.keys() | tensors.keys():
+        if name not in tensors or name not in expected:
+            raise DataError(f"tensor {name} {'is missing' if name not in tensors else 'belongs to no layer'}")
+        if tensors[name].shape != expected[name].shape or tensors[name].dtype != expected[name].dtype:
+            raise DataError(
+                f"tensor {name}: expected {tuple(expected[name].shape)} of {expected[name].dtype}, "
+                f"got {tuple(tensors[name].shape)} of {tensors[name].dtype}"
+            )
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@torch.no_grad()
+def _check_numbers(net: Classifier) -> None:
+    """An error for weights that no fit gives: not finite, filters off the sphere, a norm of zero."""
+    for name, tensor in net.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise DataError(f"tensor {name} has NaN or infinity")
+    if not float(net.scaling.norm) > 0:
+        raise DataError(f"the norm of its features is {float(net.scaling.norm)}, expected a number > 0")
+    for name, norms in net.filter_norms().items():
+        low, high = (float(value) for value in norms.aminmax())
+        if not (low > 0.9 and high < 1.1):
+            raise DataError(f"layer {name} expected filters of norm 1, got norms from {low:.3g} to {high:.3g}")

@@ -1,17 +1,19 @@
-"""The summary table of a network: layer, kernel, filters, output shape, parameters."""
+"""The summary table of a network: layer, operation, kernel, filters, output shape, parameters."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
+
+from .tables import Column, TextTable, clean, fitted, line, shape_text, table_lines, total_width
 
 
 @dataclass(frozen=True)
 class SummaryRow:
+    """One layer."""
+
     name: str
     operation: str
     kernel: str
@@ -19,10 +21,11 @@ class SummaryRow:
     output_shape: tuple[int, ...]
     parameters: int
     trainable: int
+    """number of parameters that are trained"""
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(TextTable):
     """Prints as a table; ``rows`` and ``to_json`` give the same as data."""
 
     rows: list[SummaryRow]
@@ -38,23 +41,26 @@ class Summary:
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self.rows]
 
-    def __str__(self) -> str:
+    def lines(self, width: int, ascii_only: bool) -> list[Text]:
+        columns = self._columns(ascii_only, full=True)
+        if total_width(columns) > width:
+            columns = fitted(self._columns(ascii_only, full=False), width, ascii_only)
         fixed = self.parameters - self.trainable
         note = f", {fixed:,} of them fixed" if fixed else ""
-        table = Table(caption=f"{self.parameters:,} parameters{note}", caption_justify="left")
-        for column in ("layer", "operation", "kernel"):
-            table.add_column(column)
-        for column in ("filters", "output", "parameters"):
-            table.add_column(column, justify="right")
-        for row in self.rows:
-            shape = " x ".join(map(str, row.output_shape))
-            table.add_row(row.name, row.operation, row.kernel, str(row.filters or ""), shape, f"{row.parameters:,}")
-        return render(table)
+        return [*table_lines(columns), line([(f"{self.parameters:,} parameters{note}", "")])]
 
+    def _columns(self, ascii_only: bool, full: bool) -> list[Column]:
+        """Without room, the number of filters is left out: it is the first number of the output shape."""
 
-def render(table: Table, width: int = 160) -> str:
-    """A rich table as plain text, as wide as it needs to be up to ``width``."""
-    console = Console(file=io.StringIO(), width=width)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip()
+        def column(title: str, texts: list[str], **options: Any) -> Column:
+            return Column(title, tuple(clean(text, ascii_only) for text in texts), **options)
+
+        filters = [column("filters", [str(row.filters or "") for row in self.rows], right=True)]
+        return [
+            column("layer", [row.name for row in self.rows], cut="start"),
+            column("operation", [row.operation for row in self.rows], cut="end"),
+            column("kernel", [row.kernel for row in self.rows]),
+            *(filters if full else []),
+            column("output", [shape_text(row.output_shape) for row in self.rows], right=True),
+            column("parameters" if full else "params", [f"{row.parameters:,}" for row in self.rows], right=True),
+        ]

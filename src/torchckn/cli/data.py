@@ -1,4 +1,4 @@
-"""Data sets: list, fetch, verify, where they are."""
+"""Data sets: list, download, verify, where they are."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.table import Table
 
 from .options import AsJSON, DataDir, Quiet, print_json, show
 
-data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch, verify, where they are.")
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, download, verify, where they are.")
 
 
 @data_app.command("list")
 def data_list(data_dir: DataDir = None, as_json: AsJSON = False) -> None:
-    """List the data sets that can be named, and whether they are here.
+    """List the data sets that have names, and whether they have been downloaded.
 
     Example: [bold]torchckn data list[/bold]
     """
@@ -27,7 +27,7 @@ def data_list(data_dir: DataDir = None, as_json: AsJSON = False) -> None:
         return
     table = Table("name", "here")
     for row in rows:
-        table.add_row(row["name"], "yes" if row["here"] else "no, fetched when it is needed")
+        table.add_row(row["name"], "yes" if row["here"] else "no, downloaded when it is needed")
     Console().print(table)
 
 
@@ -35,20 +35,21 @@ def data_list(data_dir: DataDir = None, as_json: AsJSON = False) -> None:
 def data_fetch(
     name: Annotated[str, typer.Argument(help="A data set.")], data_dir: DataDir = None, quiet: Quiet = False
 ) -> None:
-    """Fetch a data set now.
+    """Download a data set now.
 
     Example: [bold]torchckn data fetch mnist-mini[/bold]
     """
     from .. import data
 
-    found = data.load(name, data_dir, progress=not quiet)
-    test = 0 if found.test is None else len(found.test.images)
-    show(quiet, f"{found.name}: {len(found.train.images)} training and {test} test images, {len(found.classes)} classes")
+    whole = data.load(name, data_dir, progress=not quiet)
+    parts = {"training": whole.train, "validation": whole.valid, "test": whole.test}
+    counts = " and ".join(f"{len(part)} {kind}" for kind, part in parts.items() if part is not None)
+    show(quiet, f"{whole.name}: {counts} images, {len(whole.classes)} classes")
 
 
 @data_app.command("verify")
 def data_verify(name: Annotated[str, typer.Argument(help="A data set.")], data_dir: DataDir = None) -> None:
-    """Check that a data set that is here has the content it should have.
+    """Check the content of a data set that has been downloaded.
 
     Example: [bold]torchckn data verify mnist-mini[/bold]
     """
@@ -56,8 +57,8 @@ def data_verify(name: Annotated[str, typer.Argument(help="A data set.")], data_d
     from ..errors import DataError
 
     if not data.verify(name, data_dir):
-        raise DataError(f"{name} does not have the content it should have; delete it from {data.data_folder(data_dir)}")
-    Console().print(f"{name} is what it should be")
+        raise DataError(f"{name} does not have the expected content; delete it from {data.data_folder(data_dir)}")
+    Console().print(f"{name} has the expected content")
 
 
 @data_app.command("where")

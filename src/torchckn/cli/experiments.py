@@ -23,17 +23,17 @@ def reproduce(
         typer.Argument(help="An experiment, or a .toml file of your own; without one, and without --all, they are listed."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
-    scale: Annotated[str, typer.Option(help="cpu: what two cores finish; paper: the whole protocol.")] = "cpu",
+    scale: Annotated[str, typer.Option(help="cpu: sized for two cores; paper: the whole protocol.")] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each cell; the experiment's own by default.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, which share the cores.")] = 1,
-    draw: Annotated[bool, typer.Option("--draw", help="Run nothing; make the page from the results there are.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells that run in parallel, sharing the cores.")] = 1,
+    draw: Annotated[bool, typer.Option("--draw", help="Run nothing; write the page from existing results.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
     page: Annotated[Path | None, typer.Option(help="The page to write; results-SCALE.md in the folder by default.")] = None,
     data_dir: DataDir = None,
     as_json: AsJSON = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the experiments of the paper, and say claim by claim what came out. It can be interrupted, and goes on where it was.
+    """Run the paper's experiments and compare the results with its claims. Rerun the command to continue after an interruption.
 
     Example: [bold]torchckn reproduce connections --seeds 1 --jobs 2[/bold]
     """
@@ -45,14 +45,14 @@ def reproduce(
     if scale not in SCALES:
         raise ConfigError(f"--scale expected {' or '.join(SCALES)}, got {scale!r}")
     if name is not None and everything:
-        raise ConfigError("name an experiment, or say --all, not both")
+        raise ConfigError("expected the name of an experiment or --all, got both")
     chosen = [experiment(name)] if name is not None else list(experiments().values())
     if name is None and not everything and not draw:
         _list(chosen, scale, seeds, output, as_json)
         return
     cells = [cell for one in chosen for cell in one.cells(scale, seeds)]
     for cell in cells:
-        cell.check()  # what is wrong with a spec is told before anything is run
+        cell.check()  # mistakes in a spec are found before anything is run
     if draw and not (output / "results" / scale).is_dir():
         raise ConfigError(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
@@ -68,7 +68,7 @@ def reproduce(
     if failed:
         first = next(iter(failed))
         raise CKNError(
-            f"{len(failed)} of {len(cells)} cells failed, the first is {first}: {failed[first]}; run the same again"
+            f"{len(failed)} of {len(cells)} cells failed, the first is {first}: {failed[first]}; rerun the command"
         )
 
 

@@ -1,17 +1,23 @@
-"""Networks: what there is, what becomes of them, how fast they are."""
+"""Networks: which there are, what translation makes of them, how fast they are."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from ..errors import ConfigError
 from ..settings import Settings, settings_from
-from .options import AsJSON, name_and_value, print_json
+from ..tables import Column, TextTable, line, paragraph, shape_text, table_lines
+from .options import AsJSON, DataDir, print_json, settings_options, show
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..network import CKN
 
 
 def zoo(as_json: AsJSON = False) -> None:
@@ -27,42 +33,60 @@ def zoo(as_json: AsJSON = False) -> None:
         rows.append({"name": name, "input_shape": list(architecture.input_shape), "description": described})
     if as_json:
         print_json(rows)
-        return
-    table = Table("name", "images", "what it is")
-    for row in rows:
-        table.add_row(row["name"], " x ".join(map(str, row["input_shape"])), row["description"])
-    Console().print(table)
+    else:
+        Console().print(_ZooTable(rows))
 
 
+class _ZooTable(TextTable):
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def lines(self, width: int, ascii_only: bool) -> list[Text]:
+        names = Column("name", tuple(row["name"] for row in self.rows))
+        shapes = Column("images", tuple(shape_text(row["input_shape"]) for row in self.rows))
+        head, *firsts = table_lines([names, shapes])
+        start = names.width + shapes.width + 4
+        lines = [line([(head.plain.ljust(start) + "description", "bold")])]
+        for first, row in zip(firsts, self.rows, strict=True):
+            lines += paragraph(first.plain.ljust(start), row["description"], width)
+        return lines
+
+
+@settings_options("filters", "options", "data", "whiten", "kernel", "linear_kernel")
 def translate(
+    given: dict[str, Any],
     network: Annotated[str, typer.Argument(help="A network of the zoo, or file.py:ClassName for one of your own.")],
-    filters: Annotated[int | None, typer.Option(help="Filters a layer, for networks of the zoo.")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="Further arguments of the network's class: name=value.")] = None,
-    input_shape: Annotated[str | None, typer.Option(help="Shape of an image, as 1,28,28; the zoo's own by default.")] = None,
-    kernel: Annotated[str, typer.Option(help="match, or one for all nonlinear layers: rbf:0.6, arccosine:1, ...")] = "match",
+    input_shape: Annotated[
+        str | None,
+        typer.Option(help="Shape of an image, such as 1,28,28; takes the place of a data set.", rich_help_panel="Images"),
+    ] = None,
+    data_dir: DataDir = None,
+    why: Annotated[bool, typer.Option("--why", help="Show the reasons with every row, not as notes.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what has no exact counterpart.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write the side-by-side drawing here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the table as HTML here.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the kernel network, with random filters, here.")] = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Turn a ConvNet into its kernel counterpart, and say what became of each operation.
+    """Translate a ConvNet into its kernel counterpart, and show what each operation has become.
+
+    It is the network that [bold]torchckn train[/bold] trains with the same options.
 
     Example: [bold]torchckn translate lenet5 --filters 16[/bold]
     """
-    from .. import kernels
-    from ..building import build_convnet
+    from ..files import write_atomically
     from ..storage import save as write_network
-    from ..storage import write_atomically
-    from ..translation import translate as translated
+    from ..translation import require_exact
 
-    given = {"network": network, "options": dict(name_and_value(text) for text in option or [])}
-    settings = settings_from(given | ({} if filters is None else {"filters": filters}), "translate")
+    settings = settings_from(given | {"network": network}, "translate")
     shape = None if input_shape is None else _shape(input_shape)
-    known = shape or (1, 32, 32)
-    net = build_convnet(settings, known, settings.options.get("classes", 10)) if shape else _zoo_or_file(settings)
-    ckn = translated(net, shape, kernels.parse(kernel), strict=strict)
+    images_named = bool(given.keys() & {"data", "whiten"})
+    if shape and images_named:
+        raise ConfigError("--input-shape takes the place of a data set; give either --input-shape, or --data and --whiten")
+    ckn = _for_shape(settings, shape) if shape else _for_data(settings, data_dir, may_differ=not images_named)
     assert ckn.report is not None
+    if strict:
+        require_exact(ckn.report)
     if svg:
         write_atomically(svg, ckn.report.to_svg().encode())
     if html:
@@ -70,18 +94,74 @@ def translate(
     if save:
         write_network(ckn, save)
     if as_json:
-        print_json({"report": ckn.report.to_json(), "layers": ckn.summary().to_json(), "features": ckn.graph.features})
-    else:
-        Console().print(ckn.report, f"{ckn.graph.features} features an image", sep="\n")
+        plain = {"report": ckn.report.to_json(), "layers": ckn.summary().to_json(), "features": ckn.graph.features}
+        print_json(plain | {"graph": ckn.graph.to_json()})
+        return
+    Console().print(ckn.report.table(why=why))
+    images = shape_text(ckn.input_shape)
+    show(False, f"\n{images} images, {ckn.graph.features} features per image, {ckn.head.out_features} classes")
 
 
-def _zoo_or_file(settings: Settings) -> Any:
+def _for_data(settings: Settings, data_dir: Path | None, may_differ: bool) -> CKN:
+    """The network that ``torchckn train`` trains; ``may_differ`` if it may be one for other images, should these not suit."""
+    import torch
+
     from .. import zoo as networks
+    from ..building import build_convnet, build_network, load_images
+    from ..network import CKN
+
+    images = load_images(settings, data_dir)
+    net = build_convnet(settings, images.shape, len(images.classes))
+    if not may_differ or _runs_on(net, images.shape):
+        ckn = build_network(settings, images, torch.Generator().manual_seed(settings.training.seed))
+        assert isinstance(ckn, CKN)
+        return ckn
+    if settings.network in networks.ARCHITECTURES:
+        net = networks.build(settings.network, settings.filters, **settings.options)
+    own_shape = getattr(net, "input_shape", None)
+    if own_shape is None:
+        raise ConfigError(
+            f"{settings.network} does not run on the images of {settings.data}, {shape_text(images.shape)}; "
+            "name others with --data, or give their shape with --input-shape"
+        )
+    return _without_data(settings, net, own_shape)
+
+
+def _for_shape(settings: Settings, shape: tuple[int, int, int]) -> CKN:
     from ..building import build_convnet
 
-    if ":" in settings.network:
-        return build_convnet(settings, (1, 1, 1), 10)
-    return networks.build(settings.network, settings.filters, **settings.options)
+    return _without_data(settings, build_convnet(settings, shape, 10), shape)
+
+
+def _without_data(settings: Settings, net: nn.Module, shape: tuple[int, int, int]) -> CKN:
+    """The kernel network for images of which only the shape is known: it has no preprocessing."""
+    import torch
+
+    from .. import kernels
+    from ..translation import translate as translated
+
+    return translated(
+        net,
+        shape,
+        kernels.parse(settings.kernel),
+        linear_kernel=kernels.parse(settings.linear_kernel),  # type: ignore[arg-type]  # translate refuses "match"
+        inverse_sqrt=settings.inverse_sqrt,
+        centering=settings.centering,
+        generator=torch.Generator().manual_seed(settings.training.seed),
+    )
+
+
+def _runs_on(net: nn.Module, shape: tuple[int, int, int]) -> bool:
+    import torch
+
+    from ..network import modes_kept
+
+    try:
+        with torch.no_grad(), modes_kept(net):
+            net.eval()(torch.zeros(1, *shape))
+    except Exception:
+        return False
+    return True
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -94,8 +174,8 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 def bench(
     network: Annotated[str, typer.Argument(help="A network of the zoo.")] = "lenet5",
-    filters: Annotated[int, typer.Option(min=1, help="Filters a layer.")] = 32,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 256,
+    filters: Annotated[int, typer.Option(min=1, help="Filters per layer.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Batch size.")] = 256,
     as_json: AsJSON = False,
 ) -> None:
     """Measure a kernel network against its ConvNet on this machine: forward and backward, inference, a training step.
@@ -104,11 +184,14 @@ def bench(
     """
     from ..bench import measure
 
-    found = measure(network, filters, batch_size)
+    times = measure(network, filters, batch_size)
     if as_json:
-        print_json(found)
+        print_json(times)
         return
-    table = Table("", "CKN", "ConvNet", "ratio", title=f"{network}, {filters} filters, batch {batch_size} (milliseconds)")
-    for name, (ours, theirs) in found.items():
-        table.add_row(name, f"{1e3 * ours:.1f}", f"{1e3 * theirs:.1f}", f"{ours / theirs:.2f}")
-    Console().print(table)
+    show(False, f"{network}, {filters} filters per layer, batch size {batch_size}, milliseconds")
+    columns = [Column("", tuple(times))]
+    for i, title in enumerate(("CKN", "ConvNet")):
+        columns.append(Column(title, tuple(f"{1e3 * pair[i]:.1f}" for pair in times.values()), right=True))
+    columns.append(Column("ratio", tuple(f"{ours / theirs:.2f}" for ours, theirs in times.values()), right=True))
+    for text in table_lines(columns):
+        Console().print(text)

@@ -68,22 +68,27 @@ def without_flag_types(command: Any) -> Any:
     return command
 
 
-def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for every field of the settings but the network, under the headings that the fields have.
+def settings_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these settings, of all but the network by default, under the headings that they have.
 
     The command gets them as one dictionary ``given``, with only what was given on the command line.
     """
-    fields = {name: field for name, field in Settings.all_options().items() if name != "network"}
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+    known = Settings.all_options()
+    fields = {name: known[name] for name in (names or known) if name != "network"}
 
-    def with_options(**values: Any) -> None:
-        given = {name: values.pop(name) for name in fields}
-        command(**values, given={name: _parsed(name, value) for name, value in given.items() if value is not None})
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
 
-    with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
-    added = [_parameter(name, field) for name, field in fields.items()]
-    with_options.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    return with_options
+        def with_options(**values: Any) -> None:
+            given = {name: values.pop(name) for name in fields}
+            command(**values, given={name: _parsed(name, value) for name, value in given.items() if value is not None})
+
+        with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
+        added = [_parameter(name, field) for name, field in fields.items()]
+        with_options.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        return with_options
+
+    return decorate
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

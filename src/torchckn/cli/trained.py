@@ -1,4 +1,4 @@
-"""What a trained network makes of images, and ways to look at it and to take it elsewhere."""
+"""Commands for trained networks: evaluate, predict, export, report, draw."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import ConfigError
+from ..formats import percent
 from .options import AsJSON, DataDir, Model, Runs, print_json, show
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: Model,
-    data: Annotated[str | None, typer.Option(help="Images with labels; the run's own by default.")] = None,
-    part: Annotated[str, typer.Option(help="test or train.")] = "test",
+    data: Annotated[str | None, typer.Option(help="Images with labels; by default those of the run.")] = None,
+    part: Annotated[
+        str, typer.Option(help="test, train, or valid if the data have validation images of their own.")
+    ] = "test",
     data_dir: DataDir = None,
     as_json: AsJSON = False,
 ) -> None:
@@ -30,40 +33,40 @@ def evaluate(
     """
     from .. import runs
     from ..building import load_trained
-    from ..fit import evaluate as measured
+    from ..fit import evaluate as measure
 
     trained = load_trained(model)
-    whole, chosen = _part(trained, data, part, data_dir)
-    found = measured(trained.net, chosen)
+    whole, images = _part(trained, data, part, data_dir)
+    result = measure(trained.net, images)
     if as_json:
         print_json(
-            {"accuracy": found.accuracy, "loss": found.loss, "images": found.images, "data": whole.name, "part": part}
+            {"accuracy": result.accuracy, "loss": result.loss, "images": result.images, "data": whole.name, "part": part}
         )
     else:
         Console().print(
-            f"{whole.name}, {part}: accuracy {100 * found.accuracy:.2f} %, loss {found.loss:.4f}, {found.images} images"
+            f"{whole.name}, {part}: accuracy {percent(result.accuracy, 2)}, loss {result.loss:.4f}, {result.images} images"
         )
     if model.is_dir() and part == "test" and data is None:
-        runs.add_to_result(model, {"test_accuracy": found.accuracy, "test_images": found.images})
+        runs.add_to_result(model, {"test_accuracy": result.accuracy, "test_images": result.images})
 
 
 def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) -> tuple[DataSet, Part]:
     from .. import data
 
-    if part not in ("test", "train"):
-        raise ConfigError(f"--part expected test or train, got {part!r}")
+    if part not in ("test", "train", "valid"):
+        raise ConfigError(f"--part expected test, train or valid, got {part!r}")
     if name is None and trained.settings is None:
-        raise ConfigError("a model file does not say what it was trained on: name the images with --data")
+        raise ConfigError("this model does not say what it was trained on: name the images with --data")
     whole = data.load(name or trained.settings.data, data_dir)  # type: ignore[union-attr]
-    chosen = whole.test if part == "test" else whole.train
-    if chosen is None:
-        raise ConfigError(f"{whole.name} has no test part; use --part train, or name other images with --data")
-    return whole, chosen
+    images = {"test": whole.test, "train": whole.train, "valid": whole.valid}[part]
+    if images is None:
+        raise ConfigError(f"{whole.name} has no {part} part; use --part train, or name other images with --data")
+    return whole, images
 
 
 def predict(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders, of which all images are taken.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 3,
     resize: Annotated[bool, typer.Option("--resize", help="Resize images that are not of the network's size.")] = False,
     as_json: AsJSON = False,
@@ -75,26 +78,30 @@ def predict(
     import torch
 
     from ..building import load_trained
-    from ..data.own import read_for
+    from ..data.own import find_images, read_for
+    from ..fit.features import CHUNK
 
     trained = load_trained(model)
-    pixels = torch.stack([read_for(file, trained.net.input_shape, resize) for file in images])
-    with torch.inference_mode():
-        probabilities = torch.softmax(trained.net.eval()(trained.net.pixels(pixels)), 1)
+    net = trained.net.eval()
+    files = [file for path in images for file in (find_images(path) if path.is_dir() else [path])]
     rows: list[dict[str, Any]] = []
-    for file, row in zip(images, probabilities, strict=True):
-        best = row.topk(min(top, len(row)))
-        classes = [trained.classes[int(i)] for i in best.indices]
-        rows.append(
-            {"file": str(file), "label": classes[0], "probabilities": dict(zip(classes, best.values.tolist(), strict=True))}
-        )
+    for start in range(0, len(files), CHUNK):
+        some = files[start : start + CHUNK]
+        pixels = torch.stack([read_for(file, net.input_shape, resize) for file in some])
+        with torch.inference_mode():
+            probabilities = torch.softmax(net(net.pixels(pixels)), 1)
+        for file, row in zip(some, probabilities, strict=True):
+            best = row.topk(min(top, len(row)))
+            classes = [trained.classes[int(i)] for i in best.indices]
+            shares = dict(zip(classes, best.values.tolist(), strict=True))
+            rows.append({"file": str(file), "label": classes[0], "probabilities": shares})
     if as_json:
         print_json(rows)
         return
     table = Table("file", "label", "probabilities")
-    for found in rows:
-        shown = ", ".join(f"{name} {100 * value:.1f} %" for name, value in found["probabilities"].items())
-        table.add_row(found["file"], found["label"], shown)
+    for row in rows:
+        shown = ", ".join(f"{name} {percent(value)}" for name, value in row["probabilities"].items())
+        table.add_row(row["file"], row["label"], shown)
     Console().print(table)
 
 

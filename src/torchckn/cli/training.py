@@ -31,7 +31,7 @@ def demo(
     run(output, seed, steps)
 
 
-@settings_options
+@settings_options()
 def train(
     given: dict[str, Any],
     network: Annotated[
@@ -130,7 +130,7 @@ def _resumed(folder: Path, given: dict[str, Any]) -> Settings:
 
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
-    """Ctrl-C says how to go on."""
+    """After Ctrl-C, say how to resume."""
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -1,8 +1,10 @@
-"""What became of each operation of a ConvNet: the report of a translation as data, table, HTML and drawing.
+"""What each operation of a ConvNet has become: the report of a translation as data, table, HTML and drawing.
 
-A :class:`Report` is plain data that is saved with the network; :mod:`torchckn.translation` makes it.
+``rows.py`` has the data, ``table.py``, ``page.py`` and ``drawing.py`` read it, ``report.py`` puts them together. A
+:class:`Report` is saved with the network; :mod:`torchckn.translation` makes it.
 """
 
-from .report import Report, Row
+from .report import Report
+from .rows import Part, Row
 
-__all__ = ["Report", "Row"]
+__all__ = ["Part", "Report", "Row"]

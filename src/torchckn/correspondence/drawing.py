@@ -3,70 +3,65 @@
 from __future__ import annotations
 
 import html
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .report import Report, Row
+from ..tables import clean
+from .rows import Row, short_sources
 
-_LEFT, _RIGHT, _GAP, _HEIGHT, _STEP, _MARGIN = 250, 400, 90, 40, 56, 70
-_TOP = 64
+_GAP, _HEIGHT, _STEP, _MARGIN, _TOP = 90, 40, 56, 70, 64
+#: boxes are as wide as their texts, within these limits
+_NARROW, _WIDE = 220, 460
 
 
 @dataclass(frozen=True)
 class _Box:
-    x: int
+    """An operation of the ConvNet, or a layer of the CKN."""
+
     y: int
-    width: int
     title: str
     detail: str
     style: str
 
-    def draw(self) -> str:
-        limit = self.width // 8
+    @property
+    def text_width(self) -> int:
+        return max(round(6.9 * len(self.title)), 6 * len(self.detail)) + 24
+
+    def draw(self, x: int, width: int) -> str:
+        title, detail = _short(self.title, int((width - 20) / 6.9)), _short(self.detail, (width - 20) // 6)
         return (
-            f'<g class="{self.style}"><title>{html.escape(f"{self.title}, {self.detail}")}</title>'
-            f'<rect x="{self.x}" y="{self.y}" width="{self.width}" height="{_HEIGHT}" rx="6"/>'
-            f'<text x="{self.x + 10}" y="{self.y + 17}" class="title">{html.escape(_short(self.title, limit))}</text>'
-            f'<text x="{self.x + 10}" y="{self.y + 32}" class="detail">{html.escape(_short(self.detail, limit + 6))}</text></g>'
+            f'<g class="{_escaped(self.style)}"><title>{_escaped(f"{self.title}, {self.detail}")}</title>'
+            f'<rect x="{x}" y="{self.y}" width="{width}" height="{_HEIGHT}" rx="6"/>'
+            f'<text x="{x + 10}" y="{self.y + 17}" class="title">{_escaped(title)}</text>'
+            f'<text x="{x + 10}" y="{self.y + 32}" class="detail">{_escaped(detail)}</text></g>'
         )
 
 
-def draw(report: Report) -> str:
-    """An SVG document. Colours repeat what the words say; it follows the reader's light or dark mode."""
-    rows = [row for row in report.rows if row.name]
-    x_right = _MARGIN + _LEFT + _GAP
-    places = {row.name: _TOP + i * _STEP for i, row in enumerate(rows)}
+def to_svg(network: str, rows: Sequence[Row]) -> str:
+    """An SVG document. Colors repeat what the words say; it follows the reader's light or dark mode."""
+    drawn = [row for row in rows if row.name]
+    places = {row.name: _TOP + i * _STEP for i, row in enumerate(drawn)}
     layers: dict[str, int] = {}
-    for row in report.rows:
-        if row.layer and row.layer not in layers:
-            layers[row.layer] = places.get(row.name, _TOP + len(rows) * _STEP)
-    through = _layers_behind(rows)
-    boxes, lines = [], []
     for row in rows:
-        y = places[row.name]
-        shape = " × ".join(map(str, row.output_shape))
-        detail = f"{row.correspondence}" + (f" · {shape}" if shape else "")
-        boxes.append(_Box(_MARGIN, y, _LEFT, f"{row.source} · {row.operation}", detail, row.correspondence))
-        order = list(places.values())
-        lines += [_edge(_MARGIN, _LEFT, places[i], y, order, left=True) for i in row.inputs if i in places]
+        if row.layer:  # beside the first operation that it stands for; below all if it stands for none
+            layers.setdefault(row.layer, places.get(row.name, _TOP + len(drawn) * _STEP))
+    left = [_operation_box(name, row, places[row.name]) for name, row in zip(short_sources(drawn), drawn, strict=True)]
+    right = [_layer_box(name, rows, y) for name, y in layers.items()]
+    left_width, right_width = _width(left), _width(right)
+    x_right = _MARGIN + left_width + _GAP
+    lines = []
+    for row in drawn:
+        y, operations = places[row.name], list(places.values())
+        lines += [_edge(_MARGIN, left_width, places[i], y, operations, left=True) for i in row.inputs if i in places]
         if row.layer:
-            start, end = f"{_MARGIN + _LEFT},{y + _HEIGHT // 2}", f"{x_right},{layers[row.layer] + _HEIGHT // 2}"
-            lines.append(f'<path class="match {row.correspondence}" d="M{start} L{end}"/>')
-    seen: set[str] = set()
-    for row in report.rows:
-        if not row.layer or row.layer in seen:
-            continue
-        seen.add(row.layer)
-        y = layers[row.layer]
-        operation, filters = _FILTERS.findall(row.label)[0]
-        shape = " × ".join(map(str, _final_shape(report, row.layer)))
-        boxes.append(_Box(x_right, y, _RIGHT, operation, f"{filters} · {shape}" if filters else shape, "layer"))
-        before = {through[i] for i in row.inputs if through.get(i)} - {row.layer}
-        order = sorted(layers.values())
-        lines += [_edge(x_right, _RIGHT, layers[b], y, order, left=False) for b in sorted(before) if b in layers]
-    height = _TOP + (len(rows) + (1 if any(not row.source for row in report.rows) else 0)) * _STEP
-    width = x_right + _RIGHT + _MARGIN
-    name = html.escape(report.network)
+            start, end = f"{_MARGIN + left_width},{y + _HEIGHT // 2}", f"{x_right},{layers[row.layer] + _HEIGHT // 2}"
+            lines.append(f'<path class="match {_escaped(row.correspondence)}" d="M{start} L{end}"/>')
+    for name, before in _layer_inputs(rows).items():
+        starts = sorted(layers[other] for other in before)
+        lines += [_edge(x_right, right_width, y, layers[name], sorted(layers.values()), left=False) for y in starts]
+    boxes = [*(box.draw(_MARGIN, left_width) for box in left), *(box.draw(x_right, right_width) for box in right)]
+    width, height = x_right + right_width + _MARGIN, max([*places.values(), *layers.values()], default=_TOP) + _STEP
+    name = _escaped(network)
     heads = (
         f'<text x="{_MARGIN}" y="40" class="head">{name}, the ConvNet</text>'
         f'<text x="{x_right}" y="40" class="head">its kernel counterpart</text>'
@@ -74,24 +69,47 @@ def draw(report: Report) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{name} and its kernel counterpart, layer against layer"><style>{_STYLE}</style>'
-        f'<rect class="page" width="{width}" height="{height}"/>{heads}{"".join(lines)}{"".join(b.draw() for b in boxes)}</svg>'
+        f'<rect class="page" width="{width}" height="{height}"/>{heads}{"".join(lines)}{"".join(boxes)}</svg>'
     )
 
 
-def _layers_behind(rows: list[Row]) -> dict[str, str]:
-    """Which layer gives what a source gives: its own, or that of what it passes on."""
-    behind: dict[str, str] = {}
+def _operation_box(name: str, row: Row, y: int) -> _Box:
+    title = f"{name} · {row.operation}" + "".join(f", {part.name} {part.correspondence}" for part in row.parts)
+    return _Box(y, title, _joined(row.correspondence, _shape(row)), row.correspondence)
+
+
+def _layer_box(layer: str, rows: Sequence[Row], y: int) -> _Box:
+    own = [row for row in rows if row.layer == layer]
+    first, shape = own[0], _shape(own[-1])
+    filters = f"{first.filters} filters, {first.kernel}" + ("" if first.trained else ", fixed") if first.filters else ""
+    return _Box(y, f"{layer}: {first.counterpart}", _joined(filters, shape), "layer")
+
+
+def _layer_inputs(rows: Sequence[Row]) -> dict[str, set[str]]:
+    """The layers that each layer gets its input from, past operations that are not layers."""
+    behind: dict[str, set[str]] = {}  # the layers that give what an operation gives
+    inputs: dict[str, set[str]] = {}
     for row in rows:
-        passed_on = next((behind[i] for i in row.inputs if behind.get(i)), "")
-        behind[row.name] = row.layer or passed_on
-    return behind
+        given = {layer for name in row.inputs for layer in behind.get(name, ())}
+        if row.layer:
+            inputs[row.layer] = inputs.get(row.layer, set()) | (given - {row.layer})
+        behind[row.name] = {row.layer} if row.layer else given
+    return inputs
 
 
-def _final_shape(report: Report, layer: str) -> tuple[int, ...]:
-    return next(row.output_shape for row in reversed(report.rows) if row.layer == layer)
+def _width(boxes: Sequence[_Box]) -> int:
+    return min(max([_NARROW, *(box.text_width for box in boxes)]), _WIDE)
 
 
-def _edge(x: int, width: int, start: int, end: int, order: list[int], *, left: bool) -> str:
+def _shape(row: Row) -> str:
+    return " × ".join(map(str, row.output_shape))
+
+
+def _joined(*texts: str) -> str:
+    return " · ".join(text for text in texts if text)
+
+
+def _edge(x: int, width: int, start: int, end: int, order: Sequence[int], *, left: bool) -> str:
     """From one box down to another: straight to the next one, around those in between otherwise."""
     if not any(start < y < end for y in order):
         middle = x + width // 2
@@ -101,8 +119,9 @@ def _edge(x: int, width: int, start: int, end: int, order: list[int], *, left: b
     return f'<path class="edge" d="M{side},{a} C{bend},{a + 24} {bend},{b - 24} {side},{b}"/>'
 
 
-#: "conv1: convolution 5x5, padding 2" and "32 filters, ArcCosine(1)"
-_FILTERS = re.compile(r"^(.*?)(?:, (\d+ filters.*))?$")
+def _escaped(text: str) -> str:
+    """XML has no control characters, not even escaped ones."""
+    return html.escape(clean(text))
 
 
 def _short(text: str, limit: int) -> str:

@@ -1,7 +1,7 @@
-"""Images and labels: data sets by name, one's own images, preprocessing, splits, batches.
+"""Images and labels: data sets by name, your own images, preprocessing, splits, batches.
 
-``sources.py`` fetches and checks the public sets, ``own.py`` reads one's own, ``preprocessing.py`` has what is done to pixels,
-``batches.py`` goes through data in whatever form they come.
+``sets.py`` has what a data set is, ``sources.py`` downloads and checks the public ones, ``own.py`` reads your own images,
+``batches.py`` iterates over data in any form. Preprocessing is in :mod:`torchckn.graph.preprocessing`: it is part of a network.
 
 Example:
     >>> from torchckn import data
@@ -44,19 +44,20 @@ def names() -> list[str]:
 
 
 def is_here(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
-    """Whether a data set is part of the package, or has been fetched already."""
+    """Whether a data set is part of the package, or has been downloaded already."""
     return name == "mnist-mini" or is_complete(data_folder(data_dir) / name)
 
 
 def load(name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> DataSet:
-    """A data set: by name, or one's own by path.
+    """A data set: by name, or your own by path.
 
     Args:
-        name: ``"mnist"``, ``"cifar10"``, ``"fashion-mnist"`` (fetched on first use), ``"mnist-mini"`` (part of the package), or
-            the path of a folder with a sub-folder of PNG or JPEG images for each class, or of an ``.npz`` with ``x`` and ``y``.
-        data_dir: where fetched sets are kept, and where files that are there already are looked for; by default the
+        name: ``"mnist"``, ``"cifar10"``, ``"fashion-mnist"`` (downloaded on first use), ``"mnist-mini"`` (part of the package);
+            or the path of a folder with a sub-folder of images for each class, or with folders ``train``, ``val`` and ``test``
+            of such sub-folders (``val`` or ``test`` may be missing); or the path of an ``.npz`` file with ``x`` and ``y``.
+        data_dir: where downloaded data sets are kept, and where files that are there already are looked for; by default the
             environment's ``TORCHCKN_DATA``, or the platform's cache folder.
-        progress: show a progress bar while fetching, on a terminal.
+        progress: show a progress bar while downloading, on a terminal.
     """
     text = os.fspath(name)
     if text == "mnist-mini":
@@ -68,5 +69,5 @@ def load(name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None =
         return load_folder(path)
     if path.suffix == ".npz" and path.is_file():
         return load_npz(path)
-    hint = "Or pass the path of a folder of images, or of an .npz file; there is none at this one."
+    hint = "Or pass the path of a folder of images, or of an .npz file; this is neither."
     raise unknown_name("data set", text, names(), hint)

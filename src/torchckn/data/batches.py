@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ..errors import DataError
-
-Data = Tensor | tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+from .sets import Part
 
 
 def batches(
@@ -60,7 +59,7 @@ def _indices(n: int, batch_size: int, generator: torch.Generator | None) -> Iter
 def checked_batch(batch: Any, need_labels: bool) -> tuple[Tensor, Tensor | None]:
     if isinstance(batch, (Tensor, np.ndarray)):
         images, labels = batch, None
-    elif isinstance(batch, (tuple, list)) and len(batch) == 2:
+    elif isinstance(batch, Part) or (isinstance(batch, (tuple, list)) and len(batch) == 2):
         images, labels = batch
     else:
         raise DataError(

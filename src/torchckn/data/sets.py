@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -11,24 +12,79 @@ from torch import Tensor
 from ..errors import ConfigError, DataError
 
 
-class Part(NamedTuple):
-    """Images (N, C, H, W), pixels as they are in the files, and labels (N,): a pair that every function here takes as data."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Part:
+    """Images (N, C, H, W), pixels as they are in the files, and labels (N,), which every function here takes as data.
+
+    ``images, labels = part`` unpacks it. A slice, such as ``part[:100]``, is a part again, and ``part[0]`` the first image with
+    its label, so that a ``DataLoader`` takes it as well.
+
+    Example:
+        >>> from torchckn import data
+        >>> digits = data.load("mnist-mini").train
+        >>> digits[:100]
+        Part(100 images of shape (1, 28, 28), torch.uint8)
+        >>> digits.subset(digits.labels < 5).labels.unique()
+        tensor([0, 1, 2, 3, 4])
+    """
 
     images: Tensor
     labels: Tensor
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.images, self.labels))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Part: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[Tensor, Tensor] | Part:
+        some = self.images[index], self.labels[index]
+        return Part(*some) if isinstance(index, slice) else some
+
+    def subset(self, which: int | Sequence[int] | Tensor, seed: int | None = None) -> Part:
+        """Some of the images with their labels.
+
+        Args:
+            which: how many; or the indices of those to take; or a Boolean tensor, True for those to take.
+            seed: with a number of images: draw them at random. By default they are the first ones, which in a folder of images
+                all have the same class.
+        """
+        count = len(self)
+        if isinstance(which, int) and not isinstance(which, bool):
+            if not 0 < which <= count:
+                raise ConfigError(f"subset expected between 1 and {count} images, got {which}")
+            return self[:which] if seed is None else self.subset(_order(count, seed)[:which])
+        if seed is not None:
+            raise ConfigError("subset expected a number of images with seed, got indices; leave seed out")
+        index = torch.as_tensor(which)
+        if index.dtype == torch.bool:
+            if index.shape != (count,):
+                raise DataError(f"subset expected a Boolean tensor of shape ({count},), got {tuple(index.shape)}")
+        elif index.ndim != 1 or index.is_floating_point() or not len(index):
+            raise DataError(f"subset expected a number or a list of indices, got {tuple(index.shape)} of {index.dtype}")
+        elif int(index.min()) < -count or int(index.max()) >= count:
+            raise DataError(f"subset expected indices below {count}, got {int(index.min())} to {int(index.max())}")
+        return Part(self.images[index], self.labels[index])
+
     def __repr__(self) -> str:
-        return f"Part({len(self.images)} images of shape {tuple(self.images.shape[1:])}, {self.images.dtype})"
+        return f"Part({len(self)} images of shape {tuple(self.images.shape[1:])}, {self.images.dtype})"
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training part, a test part if there is one, and what the classes are called."""
+    """A training part, a test and a validation part if there are any, and the names of the classes."""
 
     name: str
     train: Part
     test: Part | None
     classes: tuple[str, ...]
+    valid: Part | None = None
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -37,19 +93,22 @@ class DataSet:
 
 
 def split(part: Part, held_out: int, seed: int = 0) -> tuple[Part, Part]:
-    """``part`` without ``held_out`` images, and these: training and validation part, drawn by a seed."""
-    images, labels = part
-    if not isinstance(held_out, int) or not 0 < held_out < len(images):
-        raise ConfigError(f"split expected to hold out between 1 and {len(images) - 1} images, got {held_out!r}")
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    kept, held = order[held_out:], order[:held_out]
-    return Part(images[kept], labels[kept]), Part(images[held], labels[held])
+    """A training and a validation part: ``part`` without ``held_out`` images that are drawn at random, and these."""
+    if not isinstance(held_out, int) or not 0 < held_out < len(part):
+        raise ConfigError(f"split expected to hold out between 1 and {len(part) - 1} images, got {held_out!r}")
+    order = _order(len(part), seed)
+    return part.subset(order[held_out:]), part.subset(order[:held_out])
+
+
+def _order(count: int, seed: int) -> Tensor:
+    """The numbers below ``count`` in random order."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def checked_part(images: Tensor, labels: Tensor, classes: int, what: str) -> Part:
     """A part whose labels are 0, 1, ..., classes - 1."""
     if len(images) != len(labels):
-        raise DataError(f"{what} has {len(images)} images and {len(labels)} labels; it needs one for each")
+        raise DataError(f"{what} expected a label for each image, got {len(images)} images and {len(labels)} labels")
     if not len(images):
         raise DataError(f"{what} has no images")
     if labels.ndim != 1 or labels.min() < 0 or labels.max() >= classes:

@@ -1,7 +1,7 @@
-"""A page on this machine where a picture drawn with the mouse is classified live: ``torchckn draw RUN``.
+"""A local web page that classifies what you draw with the mouse, while you draw: ``torchckn draw RUN``.
 
-The server listens on the loopback address only, answers only requests that name it by that address, and takes nothing but one
-small square of grey pixels.
+The server listens on the loopback address only, answers only requests to that address, and accepts nothing but one small square
+of gray pixels.
 """
 
 from __future__ import annotations
@@ -30,37 +30,40 @@ from ..network import Classifier
 from ..report.pictures import thumbnail
 
 ADDRESS = "127.0.0.1"
-#: side of the square of pixels that the page sends
+#: side of the square image that the page sends
 SIDE = 112
-#: no request needs more bytes
+#: maximum size of a request in bytes
 LIMIT = 128 * 1024
-#: training images that a drawing is compared with
-NEIGHBOURS_AMONG, NEIGHBOURS = 2000, 8
+#: number of training images that a drawing is compared with, and number of those that are shown
+REFERENCE_IMAGES, NEIGHBORS = 2000, 8
+_TITLES = {"ckn": "CKN", "convnet": "ConvNet"}
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A network to show, and the training images it knows, as features of unit norm."""
+    """A network, and some training images with their features, normalized to unit norm."""
 
     name: str
     net: Classifier
     classes: tuple[str, ...]
-    known: Tensor | None
+    train_features: Tensor | None
     pictures: tuple[str, ...]
     labels: tuple[str, ...]
 
 
 class Board:
-    """What the page asks: the classes of a drawing, by every network, and the training images that are most like it."""
+    """The networks of the page: they classify a drawing and find the training images that are most similar to it."""
 
     def __init__(self, runs: Sequence[str | os.PathLike[str]], data_dir: str | os.PathLike[str] | None = None) -> None:
         if not runs:
-            raise ConfigError("draw expected a run, or two to compare")
+            raise ConfigError(
+                "draw expected at least one run, got none; pass the folder of a run, or several to compare them"
+            )
         self.entries = [_entry(Path(run), data_dir) for run in runs]
 
     @torch.inference_mode()
     def classify(self, pixels: np.ndarray) -> list[dict[str, Any]]:
-        """For each network: probabilities of all classes, and the nearest training images."""
+        """For each network: the probabilities of all classes, and the nearest training images."""
         answers = []
         for entry in self.entries:
             image = as_input(pixels, entry.net.input_shape).to(entry.net.head.weight)
@@ -72,9 +75,9 @@ class Board:
                 "probabilities": [round(value, 4) for value in probabilities.tolist()],
                 "nearest": [],
             }
-            if entry.known is not None:
-                similarity = entry.known @ torch.nn.functional.normalize(features, dim=1)[0]
-                best = similarity.topk(min(NEIGHBOURS, len(similarity)))
+            if entry.train_features is not None:
+                similarity = entry.train_features @ torch.nn.functional.normalize(features, dim=1)[0]
+                best = similarity.topk(min(NEIGHBORS, len(similarity)))
                 answer["nearest"] = [
                     {"picture": entry.pictures[i], "label": entry.labels[i], "similarity": round(value, 3)}
                     for i, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -86,20 +89,20 @@ class Board:
 @torch.inference_mode()
 def _entry(run: Path, data_dir: str | os.PathLike[str] | None) -> _Entry:
     trained = load_trained(run)
-    net, kind = trained.net, {"ckn": "CKN"}.get(trained.net.kind, "ConvNet")
+    net, title = trained.net, f"{run.name} ({_TITLES[trained.net.kind]})"
     if trained.settings is None or net.kind != "ckn":
-        return _Entry(f"{run.name} ({kind})", net, trained.classes, None, (), ())
+        return _Entry(title, net, trained.classes, None, (), ())
     whole = data.load(trained.settings.data, data_dir)
-    images, labels = (part[:NEIGHBOURS_AMONG] for part in whole.train)
+    images, labels = (part[:REFERENCE_IMAGES] for part in whole.train)
     features = [net.features(net.pixels(some)) for some in images.split(64)]
-    known = torch.nn.functional.normalize(torch.cat(features), dim=1)
+    train_features = torch.nn.functional.normalize(torch.cat(features), dim=1)
     pictures = tuple(thumbnail(image) for image in images)
     names = tuple(trained.classes[int(label)] for label in labels)
-    return _Entry(f"{run.name} ({kind})", net, trained.classes, known, pictures, names)
+    return _Entry(title, net, trained.classes, train_features, pictures, names)
 
 
 def as_input(pixels: np.ndarray, shape: tuple[int, int, int]) -> Tensor:
-    """A drawing, white on black, as the images of MNIST are made: its box fitted to 20/28 of the side, centred by mass."""
+    """A drawing, white on black, in MNIST's format: bounding box scaled to 20/28 of the side, centered by its center of mass."""
     channels, height, width = shape
     canvas = Image.new("L", (width, height))
     rows, columns = np.flatnonzero(pixels.max(1) > 20), np.flatnonzero(pixels.max(0) > 20)
@@ -113,31 +116,33 @@ def as_input(pixels: np.ndarray, shape: tuple[int, int, int]) -> Tensor:
         x = (mass.sum(0) * (np.arange(size[0]) + 0.5)).sum() / total
         y = (mass.sum(1) * (np.arange(size[1]) + 0.5)).sum() / total
         canvas.paste(small, (round(width / 2 - x), round(height / 2 - y)))
-    grey = torch.from_numpy(np.asarray(canvas, np.float32) / 255)
-    return grey.expand(channels, height, width)
+    gray = torch.from_numpy(np.asarray(canvas, np.float32) / 255)
+    return gray.expand(channels, height, width)
 
 
 def parse_drawing(content: bytes) -> np.ndarray:
-    """The pixels that a request has: ``{"pixels": [SIDE * SIDE numbers from 0 to 255]}``."""
+    """The pixels of a request: ``{"pixels": [SIDE * SIDE integers from 0 to 255]}``."""
     try:
         values = json.loads(content)["pixels"]
         pixels = np.asarray(values)
         if pixels.shape != (SIDE * SIDE,) or pixels.dtype.kind not in "iu" or pixels.min() < 0 or pixels.max() > 255:
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
-        raise DataError(f'expected {{"pixels": [...]}} with {SIDE * SIDE} whole numbers from 0 to 255') from None
+        raise DataError(
+            f'expected {{"pixels": [...]}} with {SIDE * SIDE} integers from 0 to 255, got something else'
+        ) from None
     return pixels.astype(np.uint8).reshape(SIDE, SIDE)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = 10  # a client that says no more is not waited for
+    timeout = 10  # seconds to wait for a client
 
     def do_GET(self) -> None:
         if self._refused():
             return
         if self.path != "/":
-            self._answer(HTTPStatus.NOT_FOUND, {"error": "there is only one page here: /"})
+            self._answer(HTTPStatus.NOT_FOUND, {"error": "not found; the only page is /"})
             return
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
 
@@ -145,13 +150,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self._refused():
             return
         if self.path != "/classify":
-            self._answer(HTTPStatus.NOT_FOUND, {"error": "drawings are sent to /classify"})
+            self._answer(HTTPStatus.NOT_FOUND, {"error": "not found; send drawings to /classify"})
             return
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit() and len(length) < 12):
-            self._answer(HTTPStatus.LENGTH_REQUIRED, {"error": "a request must say how long it is"})
+            self._answer(
+                HTTPStatus.LENGTH_REQUIRED, {"error": "expected a Content-Length header with the size of the request"}
+            )
         elif int(length) > LIMIT:
-            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"a request may have {LIMIT} bytes at most"})
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"expected at most {LIMIT} bytes, got {length}"})
         else:
             try:
                 drawing = parse_drawing(self.rfile.read(int(length)))
@@ -161,13 +168,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, {"answers": self.server.board.classify(drawing)})
 
     def _refused(self) -> bool:
-        """Another page in the same browser could send requests here under a name of its own; it gets no answer."""
+        """Refuse requests from other web pages in the same browser, which have another Host or Origin header."""
         port = self.server.server_port
         names = {f"{name}{end}" for name in (ADDRESS, "localhost") for end in ("", f":{port}")}
         origin = self.headers.get("Origin")
         if self.headers.get("Host") in names and (origin is None or origin.removeprefix("http://") in names):
             return False
-        self._answer(HTTPStatus.FORBIDDEN, {"error": f"this page is at {ADDRESS} only"})
+        self._answer(HTTPStatus.FORBIDDEN, {"error": f"expected a request to {ADDRESS}, got another Host or Origin"})
         return True
 
     def _answer(self, status: HTTPStatus, content: dict[str, Any]) -> None:
@@ -185,14 +192,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Every stroke is a request: nothing is logged."""
+        """Nothing is logged, because every stroke is a request."""
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; anything else is."""
+        """Ignore clients that have disconnected."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -205,13 +212,13 @@ class _Server(ThreadingHTTPServer):
 def make_server(
     runs: Sequence[str | os.PathLike[str]], port: int = 0, data_dir: str | os.PathLike[str] | None = None
 ) -> _Server:
-    """The server, not running yet; ``server.server_port`` is the port it has."""
+    """The server, not started; ``server.server_port`` is its port."""
     board = Board(runs, data_dir)
     try:
         return _Server(port, board)
     except OSError as error:
         raise ConfigError(
-            f"port {port} cannot be used: {error.strerror}; choose another with --port, or 0 for a free one"
+            f"port {port} cannot be used: {error.strerror}; choose another one with --port, or --port 0 for any free port"
         ) from None
 
 
@@ -225,7 +232,7 @@ def serve(
     """Serve the page until Ctrl-C."""
     server = make_server(runs, port, data_dir)
     address = f"http://{ADDRESS}:{server.server_port}/"
-    print(f"draw at {address} (Ctrl-C stops)", flush=True)
+    print(f"open {address} to draw (stop with Ctrl-C)", flush=True)
     if open_browser:
         webbrowser.open(address)
     try:

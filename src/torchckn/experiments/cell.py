@@ -1,8 +1,8 @@
-"""One cell of an experiment, from nothing to a JSON file.
+"""One cell of an experiment, from its settings to a JSON file.
 
-Cells that begin alike (the same network without labels, the same seed) share that beginning: it is computed once and kept in
-``work/starts``. Cells that differ in their seed alone, or in their number of steps, share the choice of a step size, made with
-the first seed and kept in ``work/trials``. A cell that is interrupted goes on where it was. Read next:
+Cells that begin alike (the same unsupervised network, the same seed) share that beginning: it is computed once and kept in
+``work/starts``. Cells that differ only in their seed, or in their number of steps, share the choice of a learning rate, made with
+the first seed and kept in ``work/trials``. A cell that is interrupted continues from its last checkpoint. Read next:
 :mod:`torchckn.experiments.runner`.
 
     python -m torchckn.experiments.cell FOLDER THREADS PARENT CELL
@@ -24,31 +24,28 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from safetensors import safe_open
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
 
 from .. import runs
 from ..building import Images, build_network, load_images
 from ..data import Part
 from ..errors import CKNError, DataError, NumericalError
+from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import TrainResult, evaluate, fit_filters, fit_head, train
 from ..network import CKN, Classifier
 from ..settings import Settings
-from ..storage import write_atomically
 from .gradient import gradient_errors
 from .results import identity, is_finished, read_results, result_file, start_settings
 from .spec import Cell
 from .variants import method_class, preprocessing
 
-#: Settings that do not change which step size is taken.
+#: Settings that do not change which learning rate is chosen.
 _UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
 #: Training images that the classifier of a trial is fitted to.
 _TRIAL_IMAGES = 10_000
 
 
 def run_cell(cell: Cell, folder: Path) -> None:
-    """Measure a cell and write what came out; nothing is done if it is there already."""
+    """Measure a cell and write its result; nothing is done if there is one already."""
     work = folder / "work" / cell.scale / f"{cell.name}-{_digest(identity(cell.settings, cell.extras, cell.measure))}"
     work.mkdir(parents=True, exist_ok=True)
     clock = time.perf_counter()
@@ -79,7 +76,7 @@ def _images(cell: Cell) -> Images:
 
 
 def _copied(cell: Cell, folder: Path) -> dict[str, Any] | None:
-    """What a cell of another experiment found that measures the very same."""
+    """The result of a cell of another experiment that has the same identity."""
     for result in read_results(folder, cell.scale).all:
         if result.is_of(cell) and result.copied_from is None:
             values = "-".join(str(value) for value in result.variables.values())
@@ -106,7 +103,7 @@ def start_file(folder: Path, cell: Cell) -> Path:
 
 
 def trials_file(folder: Path, cell: Cell) -> Path:
-    """Accuracies of the step sizes: the same for cells that differ in their seed or their number of steps alone."""
+    """Accuracies of the learning rates: the same for cells that differ in their seed or their number of steps alone."""
     given = identity(cell.settings, cell.extras, cell.measure)
     return folder / "work" / "trials" / f"{_digest({k: v for k, v in given.items() if k not in _UNTRIED})}.json"
 
@@ -143,18 +140,16 @@ class _Bench:
         return torch.Generator().manual_seed(self.settings.training.seed)
 
     def started(self) -> tuple[Classifier, dict[str, Any]]:
-        """The network before its first step, filters and classifier fitted, and what is known of that."""
+        """The network before its first step, filters and classifier fitted, with the accuracy and the time of that."""
         file = start_file(self.folder, self.cell)
         net = build_network(self.settings, self.images, self.generator())
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
             if not file.exists():
                 known = self._start(net)
-                tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
-                write_atomically(file, to_bytes(tensors, {"known": json.dumps(known)}))
-        with safe_open(file, "pt") as opened:
-            known = json.loads(opened.metadata()["known"])
-        net.load_state_dict(from_bytes(file.read_bytes()))
+                write_tensors(file, "start", known, net.state_dict())
+        known, tensors = read_tensors(file, "start")
+        net.load_state_dict(tensors)
         return net, known
 
     def _start(self, net: Classifier) -> dict[str, Any]:
@@ -187,25 +182,25 @@ class _Bench:
 
 
 def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train, on the best of the step sizes if there are several; then read the test set, once."""
+    """Train, with the best of the learning rates if there are several; then read the test set, once."""
     lr, trials = _tuned(bench)
     net, known = bench.started()
     result = bench.trained(net, bench.work / "run", lr=lr)
     kept = [record for record in result.history if "valid_accuracy" in record]
-    history = [{key: _short(value) for key, value in record.items()} for record in kept]
+    history = [{key: _rounded(value) for key, value in record.items()} for record in kept]
     measured = known | {
         "valid_accuracy": kept[-1]["valid_accuracy"] if result.head is None else result.head.accuracy,
         "test_accuracy": bench.tested(net),
         "lam": result.lam if result.head is None else result.head.lam,
         "lr": lr,
         "trials": trials,
-        "step_seconds": _short((kept[-1]["seconds"] - kept[0]["seconds"]) / result.steps),
+        "step_seconds": _rounded((kept[-1]["seconds"] - kept[0]["seconds"]) / result.steps),
     }
     return measured, history
 
 
 def _tuned(bench: _Bench) -> tuple[Any, dict[str, float]]:
-    """The step size whose short trial, with the first seed, has the best validation accuracy; and the accuracies of all."""
+    """The learning rate whose short trial, with the first seed, has the best validation accuracy; and the accuracies of all."""
     if not _is_to_be_tuned(bench.cell):
         return bench.settings.training.lr, {}
     file = trials_file(bench.folder, bench.cell)
@@ -218,10 +213,10 @@ def _tuned(bench: _Bench) -> tuple[Any, dict[str, float]]:
 
 
 def _try(bench: _Bench, file: Path) -> Path:
-    """Write down what each step size comes to, with a classifier fitted to the filters as they are then.
+    """Write down the accuracy of each learning rate, with a classifier refitted to the filters after the trial.
 
-    The classifier of the last step is that of a few images, the noisier the longer the steps are; it would speak for short ones.
-    The file has what was tried before an interruption.
+    The classifier of the last step is that of a few images, and noisier for larger steps; it would favour small ones.
+    After an interruption, the file has what was tried before.
     """
     some = Part(*(values[:_TRIAL_IMAGES] for values in bench.images.train))
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
@@ -239,7 +234,7 @@ def _try(bench: _Bench, file: Path) -> Path:
     return file
 
 
-def _measure_without_labels(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _measure_unsupervised(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     net, known = bench.started()
     return known | {"valid_accuracy": known["start_valid_accuracy"], "test_accuracy": bench.tested(net)}, []
 
@@ -252,17 +247,17 @@ def _measure_gradient(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any
 
 _MEASURES: dict[str, Callable[[_Bench], tuple[dict[str, Any], list[dict[str, Any]]]]] = {
     "train": _measure_training,
-    "unsupervised": _measure_without_labels,
+    "unsupervised": _measure_unsupervised,
     "gradient": _measure_gradient,
 }
 
 
-def _short(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _not_outliving(parent: int) -> None:
-    """If the process that started this one is killed, this one ends as well: its work is kept, and can be taken up."""
+    """If the process that started this one is killed, this one ends as well: its work is kept, and can be resumed."""
 
     def watch() -> None:
         while os.getppid() == parent:

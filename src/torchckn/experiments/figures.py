@@ -1,7 +1,7 @@
-"""The figures of experiments, from their results alone: in the paper's layout, with the spread over seeds.
+"""Figures of experiments, drawn from their results: in the paper's layout, with the range over seeds.
 
-Four kinds, which a spec chooses from: accuracy over steps and over time (``curves``), over the number of filters
-(``over-filters``), errors of gradients (``errors``), and no figure but a table (``table``).
+A spec chooses one of four kinds: accuracy over steps and over time (``curves``), accuracy over the number of filters
+(``over-filters``), errors of gradients (``errors``), or no figure (``table``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..plots import COLOURS, look_past_start, new_figure, save_figure
+from ..plots import COLOURS, crop_out_start, new_figure, save_figure
 from .results import Result, Results
 from .spec import Experiment
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TITLES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C", "ckn": "CKN", "convnet": "ConvNet"}
-DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-FLAGS = {"options.bias": "biases", "bandwidths": "trained bandwidths"}
-LINES = {
+NETWORK_NAMES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C", "ckn": "CKN", "convnet": "ConvNet"}
+DATA_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+FLAG_NAMES = {"options.bias": "biases", "bandwidths": "trained bandwidths"}
+METHOD_NAMES = {
     "ulr": "ULR",
     "sgo": "SGO",
     "sgd": "SGD",
@@ -34,51 +34,53 @@ LINES = {
 
 
 def figure_names(experiment: Experiment) -> list[str]:
-    """The files that an experiment's figures are in."""
-    parts = {"curves": ["-steps", "-seconds"], "over-filters": [""], "errors": [""], "table": []}
-    return [f"{experiment.name}{part}.png" for part in parts[experiment.figure.kind]]
+    """File names of an experiment's figures."""
+    suffixes = {"curves": ["-steps", "-seconds"], "over-filters": [""], "errors": [""], "table": []}
+    return [f"{experiment.name}{suffix}.png" for suffix in suffixes[experiment.figure.kind]]
 
 
 def draw(experiment: Experiment, results: Results, folder: Path) -> None:
-    """Draw what there is of an experiment."""
-    found = in_order(experiment, results.of(experiment.name))
-    if not found:
+    """Save the figures of an experiment, if it has results."""
+    shown = in_grid_order(experiment, results.of(experiment.name))
+    if not shown:
         return
     if experiment.figure.beside:
-        found = in_order(experiment, results.of(**experiment.figure.beside)) + found
-    drawn = _KINDS[experiment.figure.kind](experiment, found)
-    for name, figure in zip(figure_names(experiment), drawn, strict=True):
+        shown = in_grid_order(experiment, results.of(**experiment.figure.beside)) + shown
+    figures = _KINDS[experiment.figure.kind](experiment, shown)
+    for name, figure in zip(figure_names(experiment), figures, strict=True):
         save_figure(figure, folder / name)
 
 
-def in_order(experiment: Experiment, found: Sequence[Result]) -> list[Result]:
-    """As the experiment's grid has them, which file names do not."""
+def in_grid_order(experiment: Experiment, results: Sequence[Result]) -> list[Result]:
+    """The results in the order of the experiment's grid."""
     grid = experiment.grid
 
-    def place(result: Result) -> list[int]:
-        known = ((values, result.variables.get(name)) for name, values in grid.items())
-        return [values.index(value) if value in values else len(values) for values, value in known]
+    def position(result: Result) -> list[int]:
+        pairs = ((values, result.variables.get(name)) for name, values in grid.items())
+        return [values.index(value) if value in values else len(values) for values, value in pairs]
 
-    return sorted(found, key=lambda result: (place(result), result.variables.get("filters", 0), result.seed))
+    return sorted(results, key=lambda result: (position(result), result.variables.get("filters", 0), result.seed))
 
 
-def say(name: str, value: Any) -> str:
-    """A variable's value in words."""
+def value_label(name: str, value: Any) -> str:
+    """The label of a variable's value, for figures and tables."""
     if name == "filters":
         return f"{value} filters"
     if isinstance(value, bool):
-        return f"{'with' if value else 'without'} {FLAGS.get(name, name)}"
+        return f"{'with' if value else 'without'} {FLAG_NAMES.get(name, name)}"
+    if name == "loss":
+        return f"{value} loss"
     if name == "budget":
         return f"equal {value}"
     if name == "centering":
-        return f"features centred per {value}"
+        return f"centering per {value}"
     if name == "slip":
-        return "as it should be" if value == "none" else str(value).replace("-", " ")
-    return TITLES.get(value, LINES.get(value, str(value)))
+        return "none" if value == "none" else str(value).replace("-", " ")
+    return NETWORK_NAMES.get(value, METHOD_NAMES.get(value, str(value)))
 
 
 def grouped(results: Iterable[Result], names: Sequence[str]) -> dict[tuple[Any, ...], list[Result]]:
-    """Results by the values of these variables, in the order they come in."""
+    """Results by the values of these variables, in the order of their first occurrence."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
         groups.setdefault(tuple(result.variables.get(name) for name in names), []).append(result)
@@ -88,7 +90,7 @@ def grouped(results: Iterable[Result], names: Sequence[str]) -> dict[tuple[Any, 
 def _panels(count: int, columns: int, height: float = 3.0) -> tuple[Any, list[Axes]]:
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = new_figure(4.2 * columns, height * rows, dpi=80)  # for a page, and small enough for a repository
+    figure = new_figure(4.2 * columns, height * rows, dpi=80)  # a resolution for web pages, with small files
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in grid[count:]:
         axes.axis("off")
@@ -98,92 +100,88 @@ def _panels(count: int, columns: int, height: float = 3.0) -> tuple[Any, list[Ax
     return figure, grid[:count]
 
 
-def _curves(experiment: Experiment, found: list[Result]) -> list[Figure]:
-    how = experiment.figure
-    panels = grouped(found, how.panels)
-    drawn = []
-    for name, label in (("steps", "steps"), ("seconds", "seconds, set-up included")):
+def _curves(experiment: Experiment, results: list[Result]) -> list[Figure]:
+    layout = experiment.figure
+    panels = grouped(results, layout.panels)
+    figures = []
+    for name, label in (("steps", "steps"), ("seconds", "total time (seconds)")):
         figure, grid = _panels(len(panels), 2)
         for axes, (values, inside) in zip(grid, panels.items(), strict=True):
             curves: list[list[float]] = []
-            for colour, (line, results) in zip(itertools.cycle(COLOURS), grouped(inside, how.lines).items(), strict=False):
-                points = _over(results, name)
-                _spread(axes, points, colour, _in_words(how.lines, line))
+            lines = grouped(inside, layout.lines)
+            for colour, (line, runs) in zip(itertools.cycle(COLOURS), lines.items(), strict=False):
+                points = _curve_points(runs, name)
+                _plot_with_range(axes, points, colour, _label(layout.lines, line))
                 curves += [list(curve) for curve in zip(*(values for _, values in points), strict=True)]
-            look_past_start(axes, curves)
-            axes.set_title(f"{_in_words(how.panels, values)}, {_data(inside)}", fontsize=9)
+            crop_out_start(axes, curves)
+            axes.set_title(f"{_label(layout.panels, values)}, {_data_name(inside)}", fontsize=9)
             axes.set_xlabel(label)
             axes.set_ylabel("validation accuracy (%)")
             axes.legend(frameon=False, fontsize=8, loc="lower right")
-        drawn.append(figure)
-    return drawn
+        figures.append(figure)
+    return figures
 
 
-def _data(results: Sequence[Result]) -> str:
+def _data_name(results: Sequence[Result]) -> str:
     name = results[0].settings["data"]
-    return DATA.get(name, name)
+    return DATA_NAMES.get(name, name)
 
 
-def _over(results: list[Result], name: str) -> list[tuple[float, list[float]]]:
-    """Points of a curve: where, and the accuracies of all seeds there."""
+def _curve_points(results: list[Result], name: str) -> list[tuple[float, list[float]]]:
+    """Points of a curve: x (the mean over seeds), and the accuracies of all seeds."""
     points = []
     for records in zip(*(result.history for result in results), strict=False):
         pairs = list(zip(results, records, strict=True))
-        where = [r.seconds_at(record) if name == "seconds" else record["step"] for r, record in pairs]
-        points.append((sum(where) / len(where), [100 * record["valid_accuracy"] for record in records]))
+        x = [r.seconds_at(record) if name == "seconds" else record["step"] for r, record in pairs]
+        points.append((sum(x) / len(x), [100 * record["valid_accuracy"] for record in records]))
     return points
 
 
-def _over_filters(experiment: Experiment, found: list[Result]) -> list[Figure]:
-    how = experiment.figure
-    lines = ["experiment", *how.lines]
-    panels = grouped(found, how.panels)
+def _over_filters(experiment: Experiment, results: list[Result]) -> list[Figure]:
+    layout = experiment.figure
+    lines = ["experiment", *layout.lines]
+    panels = grouped(results, layout.panels)
     figure, grid = _panels(len(panels), 3, 3.4)
     for axes, (values, inside) in zip(grid, panels.items(), strict=True):
         kinds: dict[tuple[Any, ...], list[Result]] = {}
         for result in inside:
-            kinds.setdefault((result.experiment, *(result.variables.get(n) for n in how.lines)), []).append(result)
-        for colour, (line, results) in zip(itertools.cycle(COLOURS), kinds.items(), strict=False):
-            by_filters = sorted(grouped(results, ["filters"]).items())
+            kinds.setdefault((result.experiment, *(result.variables.get(n) for n in layout.lines)), []).append(result)
+        for colour, (line, runs) in zip(itertools.cycle(COLOURS), kinds.items(), strict=False):
+            by_filters = sorted(grouped(runs, ["filters"]).items())
             points = [(key[0], [100 * r["test_accuracy"] for r in group]) for key, group in by_filters]
-            _spread(axes, points, colour, _line_of_networks(lines, line, experiment.name))
-        _count_filters(axes, inside)
-        axes.set_title(f"{_in_words(how.panels, values)} on {_data(inside)}", fontsize=9)
+            _plot_with_range(axes, points, colour, _network_label(lines, line, experiment.name))
+        _set_filters_axis(axes, inside)
+        axes.set_title(f"{_label(layout.panels, values)}, {_data_name(inside)}", fontsize=9)
         axes.set_ylabel("test accuracy (%)")
-        if len(kinds) > 3:  # more names than fit beside the lines
+        if len(kinds) > 3:  # a legend too large for the free space between the lines
             low, high = axes.get_ylim()
             axes.set_ylim(low, high + 0.09 * len(kinds) * (high - low))
         axes.legend(frameon=False, fontsize=7, loc="upper left" if len(kinds) > 3 else "best")
     return [figure]
 
 
-def _line_of_networks(names: Sequence[str], line: tuple[Any, ...], experiment: str) -> str:
+def _network_label(names: Sequence[str], line: tuple[Any, ...], experiment: str) -> str:
     values = dict(zip(names, line, strict=True))
     if "kind" not in values:
-        return _in_words(names[1:], line[1:])
-    name = TITLES[values["kind"]]
+        return _label(names[1:], line[1:])
+    name = NETWORK_NAMES[values["kind"]]
     if values["kind"] == "ckn":
-        return f"{name}, filters without labels" if values["experiment"] == "unsupervised" else name
+        return f"{name}, unsupervised filters" if values["experiment"] == "unsupervised" else name
     if experiment == "unsupervised":
         return name
-    extra = [
-        text
-        for text, shown in (("biases", values.get("options.bias")), ("equal time", values.get("budget") == "time"))
-        if shown
-    ]
-    return ", ".join([name, *extra])
+    details = {"biases": values.get("options.bias"), "equal time": values.get("budget") == "time"}
+    return ", ".join([name, *(text for text, applies in details.items() if applies)])
 
 
-def _errors(experiment: Experiment, found: list[Result]) -> list[Figure]:
+def _errors(experiment: Experiment, results: list[Result]) -> list[Figure]:
     figure, grid = _panels(2, 2, 3.6)
     titles = {"root_errors": "only the inverse root in float32", "errors": "the whole network in float32"}
     for axes, (key, title) in zip(grid, titles.items(), strict=True):
-        for colour, method in zip(itertools.cycle(COLOURS), found[0][key], strict=False):
-            by_filters = sorted(grouped(found, ["filters"]).items())
-            _spread(
-                axes, [(name[0], [r[key][method] for r in group]) for name, group in by_filters], colour, say_method(method)
-            )
-        _count_filters(axes, found)
+        for colour, method in zip(itertools.cycle(COLOURS), results[0][key], strict=False):
+            by_filters = sorted(grouped(results, ["filters"]).items())
+            points = [(name[0], [r[key][method] for r in group]) for name, group in by_filters]
+            _plot_with_range(axes, points, colour, method_label(method))
+        _set_filters_axis(axes, results)
         axes.set_yscale("log")
         axes.set_title(title, fontsize=9)
         axes.set_ylabel("relative error of the gradient")
@@ -191,32 +189,33 @@ def _errors(experiment: Experiment, found: list[Result]) -> list[Figure]:
     return [figure]
 
 
-def _count_filters(axes: Axes, found: Sequence[Result]) -> None:
+def _set_filters_axis(axes: Axes, results: Sequence[Result]) -> None:
     axes.set_xscale("log", base=2)
-    ticks = sorted({result["filters"] for result in found})
+    ticks = sorted({result["filters"] for result in results})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xlabel("filters a layer")
+    axes.set_xlabel("filters per layer")
 
 
-def say_method(method: str) -> str:
+def method_label(method: str) -> str:
+    """The label of a method of the inverse square root, such as ``"newton-20"``."""
     name, _, count = method.partition("-")
-    return f"Newton, {count} iterations" if name == "newton" else LINES[name]
+    return f"Newton, {count} iterations" if name == "newton" else METHOD_NAMES[name]
 
 
-def _spread(axes: Axes, points: Sequence[tuple[float, list[float]]], colour: str, label: str) -> None:
-    """The mean over seeds as a line, from the least to the most as a band."""
-    where = [x for x, _ in points]
-    axes.plot(where, [sum(values) / len(values) for _, values in points], "o-", color=colour, label=label, markersize=3)
-    axes.fill_between(where, [min(v) for _, v in points], [max(v) for _, v in points], color=colour, alpha=0.2, linewidth=0)
+def _plot_with_range(axes: Axes, points: Sequence[tuple[float, list[float]]], colour: str, label: str) -> None:
+    """Plot the mean over seeds as a line, and the range from minimum to maximum as a band."""
+    xs = [x for x, _ in points]
+    axes.plot(xs, [sum(values) / len(values) for _, values in points], "o-", color=colour, label=label, markersize=3)
+    axes.fill_between(xs, [min(v) for _, v in points], [max(v) for _, v in points], color=colour, alpha=0.2, linewidth=0)
 
 
-def _in_words(names: Sequence[str], values: Sequence[Any]) -> str:
-    return ", ".join(say(name, value) for name, value in zip(names, values, strict=True))
+def _label(names: Sequence[str], values: Sequence[Any]) -> str:
+    return ", ".join(value_label(name, value) for name, value in zip(names, values, strict=True))
 
 
 _KINDS: dict[str, Callable[[Experiment, list[Result]], list[Figure]]] = {
     "curves": _curves,
     "over-filters": _over_filters,
     "errors": _errors,
-    "table": lambda experiment, found: [],
+    "table": lambda experiment, results: [],
 }

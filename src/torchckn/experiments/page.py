@@ -1,4 +1,4 @@
-"""One page of all experiments: the claims, then each experiment's figure and table. Made from the results alone."""
+"""The results page: the claims, then the figures and table of each experiment, made from the results."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..choices import ScaleName
-from ..storage import write_atomically
-from .claims import RULES, judge
-from .figures import draw, figure_names, grouped, in_order, say, say_method
+from ..files import write_atomically
+from .claims import VERDICT_RULES, judge_claims
+from .figures import draw, figure_names, grouped, in_grid_order, method_label, value_label
 from .results import Result, Results, read_results
 from .spec import Experiment, preset
 
 
 def write_page(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> Path:
-    """Write the page (Markdown), and its figures beside it in ``images/<name of the page>/``."""
+    """Write the page (Markdown), and its figures to ``images/<name of the page>/`` next to it."""
     results = read_results(folder, scale)
     for experiment in shown:
         draw(experiment, results, page.parent / _images(page))
@@ -24,16 +24,16 @@ def write_page(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Exper
 
 
 def page_text(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> str:
-    """The page as Markdown. What ``notes.md`` beside the results has to say is put behind the claims."""
+    """The page as Markdown. The text of ``notes.md`` in the folder of the results follows the claims."""
     results, notes = read_results(folder, scale), folder / "results" / scale / "notes.md"
-    parts = [f"# The paper's experiments, at the scale `{scale}`", _introduction(results, scale), *_presets(scale, shown)]
-    parts += ["## Claims", RULES, claims_table(results)]
+    parts = [f"# Results of the experiments, scale `{scale}`", _introduction(results, scale), *_presets(scale, shown)]
+    parts += ["## Claims", VERDICT_RULES, claims_table(results)]
     parts += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
     for experiment in shown:
-        found = results.of(experiment.name)
-        parts += [f"## {experiment.title}", f"{experiment.about} Paper: {experiment.paper}."]
-        parts += [f"![{experiment.title}]({_images(page)}/{name})" for name in (figure_names(experiment) if found else [])]
-        parts.append(experiment_table(experiment, found) if found else "Not run yet.")
+        own = results.of(experiment.name)
+        parts += [f"## {experiment.title}", f"{experiment.about} Source: {experiment.paper}."]
+        parts += [f"![{experiment.title}]({_images(page)}/{name})" for name in (figure_names(experiment) if own else [])]
+        parts.append(experiment_table(experiment, own) if own else "Not run yet.")
         parts.append(f"`torchckn reproduce {experiment.name} --scale {scale}`")
     return "\n\n".join(parts) + "\n"
 
@@ -44,66 +44,71 @@ def _images(page: Path) -> str:
 
 def _introduction(results: Results, scale: str) -> str:
     if not results.all:
-        return f"Nothing has been run yet: `torchckn reproduce --all --scale {scale}`"
+        return f"There are no results yet. Run `torchckn reproduce --all --scale {scale}`."
     own = [result for result in results.all if result.copied_from is None]
-    hours = sum(result.seconds for result in own) / 3600  # of a run that was interrupted, those of its last part
+    hours = sum(result.seconds for result in own) / 3600  # for an interrupted and resumed run, only its last part
     machines = sorted({str(result.environment.get("processor")) for result in results.all})
     versions = sorted({f"torch {result.environment['versions']['torch']}" for result in results.all})
     threads = sorted({str(result.environment["threads"]) for result in results.all})
     return (
-        f"{len(own)} runs, at least {hours:.1f} hours in all on {', '.join(machines)} (threads a run: {', '.join(threads)}; "
-        f"{', '.join(versions)}). Every choice was made on validation images; the test images were read once a run, at its end. "
-        f"Each run is a file in `results/{scale}`, with its settings, history, machine and commit. "
-        f"`torchckn reproduce --all --scale {scale}` runs everything that is missing and writes such a page; with `--draw`, from "
-        "the results that there are."
+        f"{len(own)} runs, {hours:.1f} hours or more in total, on {', '.join(machines)} (threads per run: {', '.join(threads)}; "
+        f"{', '.join(versions)}). All hyperparameters were chosen on validation images; the test images were used once per run, "
+        f"at its end. Each run is a file in `results/{scale}` with its settings, history, machine and commit. "
+        f"`torchckn reproduce --all --scale {scale}` runs what is missing and writes this page; with `--draw` it writes the page "
+        "from the existing results."
     )
 
 
 def _presets(scale: ScaleName, shown: Sequence[Experiment]) -> list[str]:
-    """What the scale's runs have in common, and thus where they differ from the paper's."""
+    """The settings that the scale's runs have in common, and where they differ from the paper's."""
     names = dict.fromkeys(one.scale[scale].preset for one in shown if scale in one.scale)
     return ["\n".join(f"- Preset `{name}`: {preset(name).about}" for name in names if name)]
 
 
 def claims_table(results: Results) -> str:
-    """The paper's claims with what was measured: a Markdown table."""
-    rows = [(j.claim, j.where, j.measured or "-", str(j.runs), f"**{j.verdict}**") for j in judge(results)]
-    return _table(("claim", "paper", "measured", "runs", "verdict"), rows)
+    """The claims, measurements and verdicts as a Markdown table."""
+    rows = [(j.claim, j.source, j.measured or "-", str(j.runs), f"**{j.verdict}**") for j in judge_claims(results)]
+    return _table(("claim", "source", "measured", "runs", "verdict"), rows)
 
 
-def experiment_table(experiment: Experiment, found: Sequence[Result]) -> str:
-    """All that an experiment measured, mean and spread over seeds: a Markdown table."""
+def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
+    """The results of an experiment, mean and range over seeds, as a Markdown table."""
     if experiment.measure == "gradient":
-        return _gradient_table(found)
+        return _gradient_table(results)
     names = [*experiment.figure.panels, *experiment.figure.lines]
-    names += [name for name in experiment.grid if name not in names and len({str(r[name]) for r in found}) > 1]
-    groups = grouped(in_order(experiment, found), names)
+    names += [name for name in experiment.grid if name not in names and len({str(r[name]) for r in results}) > 1]
+    groups = grouped(in_grid_order(experiment, results), names)
     rows = []
-    for values, results in groups.items():
-        numbers = [_with_spread(results, key) for key in ("valid_accuracy", "test_accuracy")]
-        training = [result.training_seconds for result in results]
+    for values, runs in groups.items():
+        labels = [value_label(name, value) for name, value in zip(names, values, strict=True)]
+        accuracies = [_mean_and_range(runs, key) for key in ("valid_accuracy", "test_accuracy")]
+        training = [result.training_seconds for result in runs]
         seconds = f"{statistics.mean(training):.0f}" if any(training) else "-"
-        steps = str(results[0].history[-1]["step"]) if results[0].history else "-"
-        rows.append((*(say(n, v) for n, v in zip(names, values, strict=True)), *numbers, steps, seconds, str(len(results))))
-    heads = [name.removeprefix("options.") for name in names]
-    return _table((*heads, "validation (%)", "test (%)", "steps", "seconds of steps", "seeds"), rows)
+        steps = str(runs[0].history[-1]["step"]) if runs[0].history else "-"
+        rows.append((*labels, *accuracies, steps, seconds, str(len(runs))))
+    heads = [_COLUMN_NAMES.get(name, name.removeprefix("options.")) for name in names]
+    return _table((*heads, "validation accuracy (%)", "test accuracy (%)", "steps", "training time (s)", "seeds"), rows)
 
 
-def _gradient_table(found: Sequence[Result]) -> str:
-    methods = list(found[0]["errors"])
+_COLUMN_NAMES = {"options.bias": "biases", "inverse_sqrt": "inverse square root", "hessian": "Hessian"}
+
+
+def _gradient_table(results: Sequence[Result]) -> str:
+    methods = list(results[0]["errors"])
     rows = []
-    for (filters,), results in sorted(grouped(found, ["filters"]).items()):
-        for key, what in (("root_errors", "the root"), ("errors", "all")):
-            errors = [f"{statistics.mean(r[key][method] for r in results):.1e}" for method in methods]
-            differences = f"{statistics.mean(r['finite_differences'] for r in results):.0e}"
-            rows.append((str(filters), what, *errors, differences, str(len(results))))
-    return _table(("filters", "in float32", *map(say_method, methods), "float64 against differences", "seeds"), rows)
+    for (filters,), runs in sorted(grouped(results, ["filters"]).items()):
+        for key, what in (("root_errors", "inverse root"), ("errors", "whole network")):
+            errors = [f"{statistics.mean(r[key][method] for r in runs):.1e}" for method in methods]
+            differences = f"{statistics.mean(r['finite_differences'] for r in runs):.0e}"
+            rows.append((str(filters), what, *errors, differences, str(len(runs))))
+    heads = ("filters", "in float32", *map(method_label, methods), "float64 against finite differences", "seeds")
+    return _table(heads, rows)
 
 
-def _with_spread(results: Sequence[Result], key: str) -> str:
+def _mean_and_range(results: Sequence[Result], key: str) -> str:
     values = [100 * result[key] for result in results]
-    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
+    value_range = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{value_range}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Run the cells of experiments, each in a process of its own; skip what is done, take up what was interrupted.
+"""Run the cells of experiments, each in a process of its own; skip what is done, resume what was interrupted.
 
 Read next: :mod:`torchckn.experiments.results`.
 """
@@ -25,7 +25,7 @@ from .spec import Cell
 
 @dataclass
 class Outcome:
-    """What a call of :func:`run_cells` did."""
+    """What :func:`run_cells` did."""
 
     done: list[Cell] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def run_cells(
                 console.print(f"{cell.name}: {state}; {what_is_left([*left, *running.cells], folder, jobs)}")
             time.sleep(0.2)
     except KeyboardInterrupt:
-        raise CKNError(f"interrupted after {time.monotonic() - began:.0f} s; the same command goes on from here") from None
+        raise CKNError(f"interrupted after {time.monotonic() - began:.0f} s; rerun the command to continue") from None
     finally:
         running.stop()
     return outcome

@@ -2,7 +2,7 @@
 
 An experiment's cells are all combinations of its variables, once for each seed. What a cell is run with is gathered from rules,
 in this order: the scale's preset, the experiment's own rules, the scale's. A rule counts where all that it matches is equal,
-and later ones overrule earlier ones. Read next: :mod:`torchckn.experiments.cell`.
+and later ones take precedence. Read next: :mod:`torchckn.experiments.cell`.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Figure(Config):
     beside: dict[str, Any] = Field({})
     """results of another experiment that are drawn as well: its name, and what their variables must be"""
     panels: list[str] = Field([])
-    """variables that tell the panels of a figure apart"""
+    """variables that distinguish the panels of a figure"""
     lines: list[str] = Field([])
-    """variables that tell the lines of a panel apart"""
+    """variables that distinguish the lines of a panel"""
 
 
 class Experiment(Config):
@@ -75,7 +75,7 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
-        """What would go wrong after all cells have run is told before."""
+        """Mistakes that would show after all cells have run are found before."""
         drawn, grids = self.figure, [self.grid, *(scale.grid for scale in self.scale.values())]
         for name in (*drawn.panels, *drawn.lines):
             if name not in self.grid:
@@ -83,7 +83,7 @@ class Experiment(Config):
         if (drawn.kind == "errors") != (self.measure == "gradient"):
             raise ValueError("figure: the kind 'errors' is for the measure 'gradient', and that measure for this kind only")
         if drawn.kind in ("errors", "over-filters") and "filters" not in self.grid:
-            raise ValueError(f"figure: the kind {drawn.kind!r} wants filters in grid")
+            raise ValueError(f"figure: the kind {drawn.kind!r} needs filters in grid")
         if drawn.beside and "experiment" not in drawn.beside:
             raise ValueError("figure.beside: expected an experiment's name, as experiment = ...")
         for name, values in (pair for grid in grids for pair in grid.items()):
@@ -94,7 +94,7 @@ class Experiment(Config):
         return self
 
     def cells(self, scale: ScaleName, seeds: int | None = None) -> list[Cell]:
-        """All cells, the first seed of each first, so that there is something to look at early."""
+        """All cells, the first seed of each first, so that first results come early."""
         if scale not in self.scale:
             raise ConfigError(f"{self.name} has no scale {scale!r}; it has {', '.join(self.scale)}")
         chosen = self.scale[scale]
@@ -118,7 +118,7 @@ class Experiment(Config):
         names = [cell.name for cell in found]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(f"{self.name} has two cells of the name {twice}; no value may stand twice in its grid")
+            raise ConfigError(f"{self.name} has two cells of the name {twice}; no value may occur twice in its grid")
         return sorted(found, key=lambda cell: cell.seed)
 
 
@@ -135,7 +135,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """A file name that tells it from all others: experiment/lenet5-8-ulr-seed0"""
+        """A file name that is unique: experiment/lenet5-8-ulr-seed0"""
         values = "-".join(_in_words(key, value) for key, value in self.variables.items())
         return f"{self.experiment}/{values}-seed{self.seed}"
 
@@ -143,9 +143,9 @@ class Cell:
         """An error for what this cell could not be run with."""
         _ = self.settings
         if "lrs" in self.extras and "trial_steps" not in self.extras:
-            raise ConfigError(f"{self.name}: lrs wants trial_steps as well, how long each step size is tried")
+            raise ConfigError(f"{self.name}: lrs needs trial_steps as well, the steps of each trial")
         if self.measure == "gradient" and "gradient" not in self.extras:
-            raise ConfigError(f"{self.name}: the measure 'gradient' wants gradient = {{ images, directions, methods }}")
+            raise ConfigError(f"{self.name}: the measure 'gradient' needs gradient = {{ images, directions, methods }}")
 
     @property
     def settings(self) -> Settings:

@@ -1,4 +1,4 @@
-"""Training batches in random order, epoch after epoch, which can be left off and taken up again exactly."""
+"""Training batches in random order, epoch after epoch, with a state that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TrainingBatches:
 
     @property
     def at_end_of_epoch(self) -> bool:
-        """Whether the next batch begins a new epoch. (Of a stream, that is known only afterwards.)"""
+        """Whether the next batch begins a new epoch. (Of a stream, this is known only afterwards.)"""
         return not self.streams and self.position + self.batch_size > len(self.order)
 
     def next(self) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ class TrainingBatches:
     def restore(self, state: dict[str, Tensor]) -> None:
         if self.streams:
             raise ConfigError(
-                "a run on a DataLoader or IterableDataset cannot be resumed: where its order stood is not known; "
+                "a run on a DataLoader or IterableDataset cannot be resumed, for its position is not known; "
                 "pass the Dataset itself, or a pair (images, labels)"
             )
         if len(state["order"]) not in (0, self.count):
@@ -108,9 +108,7 @@ def _checked_pair(data: Any, classes: int) -> tuple[Tensor, Tensor]:
     labels = check_labels(labels, classes)
     if images.is_floating_point() and not bool(torch.isfinite(images).all()):
         wrong = torch.nonzero(~torch.isfinite(images).flatten(1).all(1)).flatten()
-        raise DataError(
-            f"training expected finite pixels, got NaN or infinity in {len(wrong)} images, first {int(wrong[0])}"
-        )
+        raise DataError(f"expected finite pixels, got NaN or infinity in {len(wrong)} images, first {int(wrong[0])}")
     counts = torch.bincount(labels, minlength=classes)
     missing = torch.nonzero(counts == 0).flatten().tolist()
     if missing:

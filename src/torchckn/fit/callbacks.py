@@ -54,7 +54,7 @@ class Training(Protocol):
         """Ask training to end after this step, as if it had been the last one."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain facts, copied: all that is needed to go on exactly from here."""
+        """Tensors and plain facts, copied: all that is needed to continue exactly from here."""
 
 
 class Callback:
@@ -173,7 +173,7 @@ class MetricsFile(Callback):
 
 
 class FilterSnapshots(Callback):
-    """The first layer's filters at every validation, to look at."""
+    """The first layer's filters at every validation, for pictures."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

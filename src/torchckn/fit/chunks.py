@@ -42,19 +42,19 @@ def batch_gradient(
         first, size = _measured(lambda: _features(net, pieces[0]))
         fitting = max(1, KEPT // max(1, size))
         graphs = [first, *(_features(net, piece) for piece in pieces[1:fitting])]
-        chance = torch.get_rng_state()  # the second pass is to see what the first one saw, whatever is random in it
+        random_state = torch.get_rng_state()  # so that dropout is the same in the second pass
         rest = pieces[fitting:]
         features = torch.cat([*(part.detach() for part in graphs), *features_in_chunks(net, rest)]).requires_grad_()
-        value, beside = objective(features)
+        value, other = objective(features)
         value.backward()
         assert features.grad is not None
         cotangents = list(features.grad.split([len(piece) for piece in pieces]))
         for part, cotangent in zip(graphs, cotangents, strict=False):
             _backward(part, cotangent)
-        torch.set_rng_state(chance)
+        torch.set_rng_state(random_state)
         for piece, cotangent in zip(rest, cotangents[len(graphs) :], strict=True):
             _backward(_features(net, piece), cotangent)
-    return float(value.detach()), beside
+    return float(value.detach()), other
 
 
 def _backward(features: Tensor, cotangent: Tensor) -> None:
@@ -108,7 +108,7 @@ def _pieces(net: Classifier, images: Tensor, chunk: Chunk) -> list[Tensor]:
     return list(images.split(chunk))
 
 
-#: modules whose output for an image depends on the other images of the batch, or on chance
+#: modules whose output for an image depends on the other images of the batch, or on random numbers
 _COUPLED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 

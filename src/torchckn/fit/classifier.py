@@ -1,18 +1,19 @@
-r"""The ultimate layer on all the features: a linear classifier by quasi-Newton, its penalty chosen on validation data.
+r"""The ultimate layer on all the features: a linear classifier by quasi-Newton, its L2 penalty chosen on validation data.
 
 .. math:: \min_{V, c} \; \frac1n \sum_{i=1}^n \mathcal L(y_i, V^T x_i + c) + \lambda \|V\|_F^2
 
 Paper: section 5.1 (L-BFGS on all features, lambda from 2^-40 to 2^0), Algorithm 2. The bias c is not penalised.
 
-Plain L-BFGS crawls here: features are strongly correlated. So it works in coordinates U with V = L^-T U, where ``L L^T = h C +
-2 lambda I``, h C being the features' covariance weighted by how uncertain each image is: about the Hessian's own Cholesky
-factor. The features themselves are never transformed, so that another lambda costs another factor and nothing else.
+Plain L-BFGS is slow here, because features are strongly correlated. So it is preconditioned: it works in coordinates U with
+V = L^-T U, where ``L L^T = h C + 2 lambda I`` and h C is the features' covariance weighted by how uncertain each image is, which
+approximates the Hessian. The features themselves are never transformed, so another lambda costs another Cholesky factor and
+nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,21 +32,31 @@ from ..progress import progress as show_progress
 LAMBDAS = tuple(2.0**exponent for exponent in range(0, -41, -1))
 
 
+Solution = tuple[Tensor, Tensor]
+
+
 @dataclass(frozen=True)
 class LambdaScore:
-    """One penalty that was tried."""
+    """One value of the L2 penalty that was tried."""
 
     lam: float
     accuracy: float
     """on the validation data"""
+    loss: float
+    """mean over the validation data"""
     objective: float
     """on the training data"""
     evaluations: int
 
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """Higher is better: accuracy, then the loss among equals, then the larger penalty."""
+        return self.accuracy, -self.loss, self.lam
+
 
 @dataclass(frozen=True)
 class HeadFit:
-    """What :func:`torchckn.fit_head` found. ``curve`` is what it tried, by falling lambda."""
+    """What :func:`torchckn.fit_head` found. ``curve`` has the penalties that were tried, from large to small."""
 
     lam: float
     accuracy: float | None
@@ -61,7 +72,14 @@ class HeadFit:
         return HeadFit(**content | {"curve": tuple(LambdaScore(**score) for score in content["curve"])})
 
 
-@threadpool_limits.wrap(limits=1, user_api="blas")  # scipy's threads would fight with torch's over the cores
+#: a solution is precise if another round of iterations gains less than this fraction of the objective, and good enough to
+#: compare penalties if it gains less than that
+PRECISE, LOOSE = 1e-5, 1e-2
+#: multiplications in one pass over the features up to which every penalty is solved precisely
+_FEW = 2**23
+
+
+@threadpool_limits.wrap(limits=1, user_api="blas")  # scipy's threads would compete with torch's for the cores
 def fit_classifier(
     x: Tensor,
     y: Tensor,
@@ -77,44 +95,73 @@ def fit_classifier(
     max_iterations: int = 1000,
     progress: bool | None = None,
 ) -> tuple[Tensor, Tensor, HeadFit]:
-    """The classifier V (d, classes), c (classes,) on features x (n, d), and how its penalty was chosen."""
+    """The classifier V (d, classes), c (classes,) on features x (n, d), and how its L2 penalty was chosen.
+
+    Of the penalties that were tried, the one with the best accuracy on the validation data is kept; of those with the same
+    accuracy, the one with the least loss. The classifier that is returned is the one that had this accuracy (unless it is
+    refitted): on few data every penalty is solved precisely; on many data loosely at first, and precisely once it is the best.
+    """
     solver = (_Multinomial if loss == "multinomial" else _Square)(x, y, classes, max_iterations)
-
-    def accuracy(solution: Solution) -> float:
-        assert valid_x is not None
-        assert valid_y is not None
-        return float(((valid_x @ solution[0] + solution[1]).argmax(1) == valid_y).double().mean())
-
-    curve: list[LambdaScore] = []
-    start: Solution | None = None
+    valid = None if valid_x is None or valid_y is None else (valid_x, valid_y)
+    curve: tuple[LambdaScore, ...] = ()
     if lam is None:
-        solutions: dict[float, Solution] = {}
-        solver.precision = 1e-2 if search == "path" else 1e-5  # to tell penalties apart; one is solved in earnest below
-        with show_progress("penalty of the classifier", None, progress) as report:
-            for candidate in _candidates(lambdas, search, curve):
-                near = min(solutions, key=lambda known: abs(math.log2((known + 1e-99) / (candidate + 1e-99))), default=None)
-                start = None if near is None or search == "exhaustive" else solutions[near]
-                *solution, objective, evaluations = solver.solve(candidate, start)
-                solutions[candidate] = solution[0], solution[1]
-                curve.append(LambdaScore(candidate, accuracy(solutions[candidate]), objective, evaluations))
-                report(len(curve), f"lambda {candidate:.1e}: validation accuracy {curve[-1].accuracy:.4f}")
-        lam = max(curve, key=lambda score: (score.accuracy, score.lam)).lam
-        start = solutions[lam]
-    solver.precision = 1e-5
-    best = solver.solve(float(lam), start)[:2]
-    found = None if valid_x is None else accuracy(best)
-    if refit and valid_x is not None and valid_y is not None:
-        both = type(solver)(torch.cat([x, valid_x]), torch.cat([y, valid_y]), classes, max_iterations)
-        best = both.solve(float(lam), best)[:2]
-    ordered = tuple(sorted(curve, key=lambda score: -score.lam))
-    return best[0], best[1], HeadFit(float(lam), found, ordered, refit and valid_x is not None)
+        assert valid is not None
+        lam, best, curve = _search(solver, *valid, lambdas, search, progress)
+    else:
+        best = solver.solve(float(lam), None, PRECISE)[:2]
+    accuracy = None if valid is None else _accuracy(best, *valid)
+    if refit and valid is not None:
+        both = type(solver)(torch.cat([x, valid[0]]), torch.cat([y, valid[1]]), classes, max_iterations)
+        best = both.solve(float(lam), best, PRECISE)[:2]
+    return best[0], best[1], HeadFit(float(lam), accuracy, curve, refit and valid is not None)
 
 
-#: the path stops after so many penalties in a row without a better accuracy
+def _accuracy(solution: Solution, x: Tensor, y: Tensor) -> float:
+    return float(((x @ solution[0] + solution[1]).argmax(1) == y).double().mean())
+
+
+def _search(
+    solver: _Multinomial | _Square,
+    x: Tensor,
+    y: Tensor,
+    lambdas: Sequence[float],
+    search: PenaltySearch,
+    progress: bool | None,
+) -> tuple[float, Solution, tuple[LambdaScore, ...]]:
+    """The penalty with the best rank on validation data x (n, d), y (n,), its classifier, and the scores of all."""
+    solutions: dict[float, Solution] = {}
+    scores: dict[float, LambdaScore] = {}
+    loose: set[float] = set()
+
+    def attempt(lam: float, start: Solution | None, precision: float) -> None:
+        weight, bias, objective, evaluations = solver.solve(lam, start, precision)
+        before = scores[lam].evaluations if lam in scores else 0
+        solutions[lam] = weight, bias
+        fit = _accuracy(solutions[lam], x, y), solver.loss(x @ weight + bias, y)
+        scores[lam] = LambdaScore(lam, *fit, objective, before + evaluations)
+        (loose.discard if precision == PRECISE else loose.add)(lam)
+
+    few_data = solver.multiplications <= _FEW
+    with show_progress("L2 penalty of the classifier", None, progress) as report:
+        for lam in _candidates(lambdas, search, scores):
+            near = min(solutions, key=lambda other: abs(math.log2((other + 1e-99) / (lam + 1e-99))), default=None)
+            start = None if near is None or search == "exhaustive" else solutions[near]
+            attempt(lam, start, PRECISE if few_data or search == "exhaustive" else LOOSE)
+            report(len(scores), f"lambda {lam:.1e}: validation accuracy {scores[lam].accuracy:.4f}")
+        while (best := _best(scores)) in loose:  # a precise solution may be worse: then another one is the best
+            attempt(best, solutions[best], PRECISE)
+    return best, solutions[best], tuple(sorted(scores.values(), key=lambda score: -score.lam))
+
+
+def _best(scores: Mapping[float, LambdaScore]) -> float:
+    return max(scores.values(), key=lambda score: score.rank).lam
+
+
+#: the path stops after so many penalties in a row that rank no better
 _PATIENCE = 2
 
 
-def _candidates(lambdas: Sequence[float], search: PenaltySearch, curve: list[LambdaScore]) -> Iterable[float]:
+def _candidates(lambdas: Sequence[float], search: PenaltySearch, scores: Mapping[float, LambdaScore]) -> Iterable[float]:
     """Penalties to try, given the scores so far: all; or every fourth until accuracy falls, then ever nearer to the best."""
     ordered = sorted({float(value) for value in lambdas}, reverse=True)
     if not ordered or not all(0 <= value < float("inf") for value in ordered):
@@ -124,35 +171,32 @@ def _candidates(lambdas: Sequence[float], search: PenaltySearch, curve: list[Lam
         return
     for value in ordered[::4]:
         yield value
-        scores = [score.accuracy for score in curve]
-        if len(scores) - 1 - int(np.argmax(scores)) >= _PATIENCE:
+        if len(scores) - 1 - list(scores).index(_best(scores)) >= _PATIENCE:
             break
     for stride in (2, 1):
-        place = ordered.index(max(curve, key=lambda score: (score.accuracy, score.lam)).lam)
+        place = ordered.index(_best(scores))
         for neighbour in (place - stride, place + stride):
             if 0 <= neighbour < len(ordered):
                 yield ordered[neighbour]
 
 
-Solution = tuple[Tensor, Tensor]
-
-
 class _Multinomial:
     """Multinomial logistic regression on fixed features."""
 
-    #: how many products the matrix behind the preconditioner may cost; images beyond that are left out of it
+    #: multiplications that the preconditioner may cost; images beyond that are left out of it
     _BUDGET = 2e10
-    #: iterations before the preconditioner is made anew
+    #: iterations before the preconditioner is computed again
     _ROUND = 50
 
     def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int) -> None:
         self.x, self.y, self.classes, self.max_iterations = x, y, classes, max_iterations
         self.mean = x.mean(0)
         self.targets = F.one_hot(y, classes).to(x.dtype)
-        #: stop when a round gains less than this share of the objective
-        self.precision = 1e-5
+        #: in one pass over the features
+        self.multiplications = x.numel() * classes
 
-    def solve(self, lam: float, start: Solution | None) -> tuple[Tensor, Tensor, float, int]:
+    def solve(self, lam: float, start: Solution | None, precision: float) -> tuple[Tensor, Tensor, float, int]:
+        """Weight, bias, objective, evaluations; it ends with a round that gains less than ``precision`` of the objective."""
         d, device = self.x.shape[1], self.x.device
         weight = torch.zeros(d, self.classes, dtype=torch.float64, device=device)
         bias = torch.zeros(self.classes, dtype=torch.float64, device=device)
@@ -160,16 +204,22 @@ class _Multinomial:
             weight, bias = (part.double() for part in start)
             bias = bias + self.mean.double() @ weight
         objective, left, evaluations = float("inf"), self.max_iterations, 0
-        while left > 0:  # in rounds, for the curvature changes on the way
-            weight, bias, found = self._descend(weight, bias, lam, min(left, self._ROUND))
-            left, evaluations = left - max(1, int(found.nit)), evaluations + int(found.nfev)
-            gain, objective = objective - float(found.fun), float(found.fun)
-            if gain < self.precision * abs(objective):
+        while left > 0:  # in rounds, because the curvature changes on the way
+            weight, bias, result = self._descend(weight, bias, lam, min(left, self._ROUND), precision)
+            left, evaluations = left - max(1, int(result.nit)), evaluations + int(result.nfev)
+            gain, objective = objective - float(result.fun), float(result.fun)
+            if gain < precision * abs(objective):
                 break
-        bias = bias - self.mean.double() @ weight  # features were centred on the way, which only moves the bias
+        bias = bias - self.mean.double() @ weight  # features were centered on the way, which only changes the bias
         return weight.to(self.x.dtype), bias.to(self.x.dtype), objective, evaluations
 
-    def _descend(self, weight: Tensor, bias: Tensor, lam: float, iterations: int) -> tuple[Tensor, Tensor, Any]:
+    @staticmethod
+    def loss(scores: Tensor, y: Tensor) -> float:
+        return float(F.cross_entropy(scores, y))
+
+    def _descend(
+        self, weight: Tensor, bias: Tensor, lam: float, iterations: int, precision: float
+    ) -> tuple[Tensor, Tensor, Any]:
         """A round of L-BFGS in coordinates U with V = L^-T U, where L L^T is the curvature at the start."""
         d, classes, device = self.x.shape[1], self.classes, self.x.device
         factor = _factor(self._curvature(weight, bias, lam))
@@ -186,7 +236,7 @@ class _Multinomial:
             of_flat = torch.linalg.solve_triangular(factor, of_weight, upper=False)  # L^-1 of the gradient in V
             return loss, torch.cat([of_flat, of_bias[None]]).flatten().cpu().numpy()
 
-        found = scipy.optimize.minimize(
+        result = scipy.optimize.minimize(
             value_and_gradient,
             torch.cat([factor.T @ weight, bias[None]]).flatten().cpu().numpy(),
             jac=True,
@@ -194,16 +244,16 @@ class _Multinomial:
             options={
                 "maxiter": iterations,
                 "maxfun": 2 * iterations,
-                "ftol": 1e-3 * self.precision,
+                "ftol": 1e-3 * precision,
                 "gtol": 1e-7,
                 "maxcor": 20,
             },
         )
-        weight, bias = decode(found.x)
-        return weight, bias, found
+        weight, bias = decode(result.x)
+        return weight, bias, result
 
     def _curvature(self, weight: Tensor, bias: Tensor, lam: float) -> Tensor:
-        """About the Hessian, the same for every class: the features' covariance weighted by the average of p (1 - p)."""
+        """Approximately the Hessian, the same for every class: the features' covariance weighted by the mean of p (1 - p)."""
         n, d = self.x.shape
         some = min(n, max(4 * d, int(self._BUDGET / d**2)))
         x = self.x[:: max(1, n // some)]
@@ -215,7 +265,7 @@ class _Multinomial:
         return hessian
 
     def _evaluate(self, weight: Tensor, bias: Tensor) -> tuple[float, Tensor, Tensor]:
-        """Mean loss and its gradient in weight and bias, with features centred on the fly."""
+        """Mean loss and its gradient in weight and bias, with features centered on the fly."""
         mean = self.mean.double()
         scores = torch.addmm((bias - mean @ weight).to(self.x.dtype), self.x, weight.to(self.x.dtype))
         log_p = F.log_softmax(scores, 1)
@@ -228,7 +278,7 @@ class _Multinomial:
 
 
 def _factor(matrix: Tensor) -> Tensor:
-    """A Cholesky factor of the matrix, with as little added to its diagonal as it needs: it has the rounding of float32."""
+    """A Cholesky factor of the matrix, with as little added to its diagonal as its rounding errors (of float32) require."""
     jitter = 1e-7 * float(matrix.diagonal().mean()) + torch.finfo(torch.float64).tiny
     while True:
         matrix.diagonal().add_(jitter)
@@ -237,7 +287,7 @@ def _factor(matrix: Tensor) -> Tensor:
             return factor
         if not math.isfinite(jitter) or not bool(torch.isfinite(matrix).all()):
             raise DataError(
-                "the features are not finite, so no classifier can be fitted; look at the images and the filters"
+                "the features are not finite, so no classifier can be fitted; check images and filters for NaN or infinity"
             )
         jitter *= 10
 
@@ -254,18 +304,22 @@ class _Square:
         covariance = torch.zeros(d, d, dtype=torch.float64, device=x.device)
         cross = torch.zeros(d, classes, dtype=torch.float64, device=x.device)
         for part, some in zip(x.split(8192), targets.split(8192), strict=True):
-            centred = part.double() - self.mean
-            covariance += centred.T @ centred
-            cross += centred.T @ (some - self.target_mean)
+            centered = part.double() - self.mean
+            covariance += centered.T @ centered
+            cross += centered.T @ (some - self.target_mean)
         self.values, self.vectors = torch.linalg.eigh(covariance / len(x))
         self.cross = self.vectors.T @ cross / len(x)
         self.total = float((targets - self.target_mean).square().sum() / len(x))
-        self.precision = 0.0  # it is exact
+        self.multiplications = 0  # every solution is exact, and costs next to nothing
 
-    def solve(self, lam: float, start: Solution | None) -> tuple[Tensor, Tensor, float, int]:
+    def solve(self, lam: float, start: Solution | None, precision: float) -> tuple[Tensor, Tensor, float, int]:
         noise = len(self.values) * torch.finfo(torch.float64).eps * self.values[-1]
         shrink = 1 / (self.values.clamp(min=noise) + lam)
         weight = self.vectors @ (shrink[:, None] * self.cross)
         bias = self.target_mean - self.mean @ weight
         objective = self.total - float((shrink[:, None] * self.cross.square()).sum())
         return weight.to(self.dtype), bias.to(self.dtype), objective, 1
+
+    @staticmethod
+    def loss(scores: Tensor, y: Tensor) -> float:
+        return float((scores - F.one_hot(y, scores.shape[1])).square().sum(1).mean())

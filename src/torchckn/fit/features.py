@@ -1,4 +1,4 @@
-"""Features of all images, and what a network makes of them."""
+"""Features of all images, and how accurate a network is on them."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def extract_features(
     ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: bool | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The features of all images, before scaling, and their labels if there are any: (N, d), (N,)"""
-    found, labels, done = [], [], 0
+    features, labels, done = [], [], 0
     with modes_kept(ckn), show_progress("features", size_of(data), progress) as report:
         ckn.eval()
         for images, targets in batches(data, batch_size):
-            found.append(ckn.features(ckn.pixels(images)))
+            features.append(ckn.features(ckn.pixels(images)))
             if targets is not None:
                 labels.append(targets)
             done += len(images)
             report(done, "")
-    if not found:
-        raise DataError("there are no images to take features of")
-    return torch.cat(found), torch.cat(labels) if labels else None
+    if not features:
+        raise DataError("there are no images to compute features of")
+    return torch.cat(features), torch.cat(labels) if labels else None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a network gets right."""
+    """Accuracy and loss of a network on labelled images."""
 
     accuracy: float
     loss: float
     """mean negative log-likelihood"""
     images: int
     predictions: Tensor
-    """the class with the highest score, one an image"""
+    """the class with the highest score, one per image"""
 
     def __str__(self) -> str:
         return f"accuracy {self.accuracy:.4f}, loss {self.loss:.4f}, {self.images} images"

@@ -1,6 +1,6 @@
-r"""Filters without labels: spherical k-means on patches, layer after layer.
+r"""Unsupervised filters: spherical k-means on patches, layer after layer.
 
-Paper: section 3.1 ("Approximating the kernels"), section 5.1 (10,000 randomly sampled non-constant patches a layer, all from
+Paper: section 3.1 ("Approximating the kernels"), section 5.1 (10,000 randomly sampled non-constant patches per layer, all from
 different images) and the initialisation of Algorithm 2. A layer's patches are those that its forward pass sees: with its padding
 and stride, after all that comes before it. Read next: :mod:`torchckn.fit.classifier`.
 """
@@ -33,7 +33,7 @@ def fit_filters(
     generator: torch.Generator | None = None,
     progress: bool | None = None,
 ) -> CKN:
-    """Choose the filters of every layer without labels, in place; identity layers stay as they are.
+    """Choose the filters of every layer, unsupervised and in place; identity layers stay as they are.
 
     Args:
         data: images, or anything with images in it: a pair (images, labels), a ``Dataset``, a ``DataLoader``. Streamed:
@@ -50,7 +50,7 @@ def fit_filters(
     if not isinstance(patches, int) or patches < 1:
         raise ConfigError(f"patches expected a whole number of at least 1, got {patches!r}")
     layers = ckn.kernel_layers()
-    with modes_kept(ckn), show_progress("filters without labels", len(layers), progress) as report:
+    with modes_kept(ckn), show_progress("unsupervised filters", len(layers), progress) as report:
         ckn.eval()
         for done, (name, layer) in enumerate(layers.items()):
             report(done, name)
@@ -101,7 +101,7 @@ def sample_patches(
 ) -> Tensor:
     """Non-constant patches that the layer ``name`` sees, at random positions of random images: (parts, count, s).
 
-    One part, or as many as the layer has groups or regions. One patch an image as long as there are images enough; if the
+    One part, or as many as the layer has groups or regions. One patch per image as long as there are enough images; if the
     data run out, more from each. Fewer than ``count`` if the images do not have as many that are not constant.
     """
     layer = ckn.kernel_layers()[name]
@@ -148,14 +148,14 @@ def windows(layer: KernelLayer, x: Tensor) -> Tensor:
     return view[..., ::down, ::right].permute(0, 2, 3, 1, 4, 5)
 
 
-#: how many random positions of an image are looked at before it is given up as constant
+#: how many random positions of an image are tried before it counts as constant
 _TRIES = 8
 
 
 def pick_patches(layer: KernelLayer, x: Tensor, per_image: int, generator: torch.Generator | None) -> Tensor:
     """Non-constant patches at random positions of each image: (parts, n, s), parts being groups or regions.
 
-    A patch is constant if its entries are all equal: it has no structure to be told by. Patches of one entry, and those of a
+    A patch is constant if its entries are all equal: it has no structure. Patches of one entry, and those of a
     fully connected layer, are constant only if they are zero.
     """
     view = windows(layer, x)

@@ -1,4 +1,4 @@
-"""The head of a network, fitted to the features of all images, its penalty chosen on validation data.
+"""The head of a network, fitted to the features of all images, its L2 penalty chosen on validation data.
 
 Paper: Algorithm 2, before and after the supervised iterations. The classifier itself is in :mod:`torchckn.fit.classifier`.
 Read next: :mod:`torchckn.fit.ulr`.
@@ -32,27 +32,30 @@ def fit_head(
     max_iterations: int = 1000,
     progress: bool | None = None,
 ) -> HeadFit:
-    """Fit the head of a network, whose filters stay as they are; sets ``ckn.head`` and calibrates ``ckn.scaling``.
+    """Fit the head of a network, with its filters fixed; sets ``ckn.head`` and calibrates ``ckn.scaling``.
 
     Args:
         train_data, valid_data: images with labels, in any form that :func:`torchckn.data.batches` takes. The scaling of the
             features comes from the training data.
         loss: ``"multinomial"`` or ``"square"``.
-        lam: the penalty; by default the one of ``lambdas`` with the best accuracy on the validation data.
-        search: ``"path"`` goes from large to small penalties, each from the solution of the last, in strides that are halved
-            around the best one, and stops when accuracy has long been falling; ``"exhaustive"`` tries all of them, each from
+        lam: the L2 penalty; by default the one of ``lambdas`` with the best accuracy on the validation data, and the lowest
+            validation loss among those.
+        search: ``"path"`` goes from large to small penalties, each from the solution of the previous one, in strides that are
+            halved around the best one, and stops when accuracy keeps falling; ``"exhaustive"`` tries all of them, each from
             zero, as the paper does.
-        refit: fit once more on training and validation data together, with the chosen penalty.
+        refit: fit again on training and validation data together, with the chosen penalty.
         progress: whether to show a progress bar; by default on a terminal.
     """
     check_choice("loss", loss, Loss)
     check_choice("search", search, PenaltySearch)
     if lam is None and valid_data is None:
-        raise ConfigError("fit_head chooses lambda on validation data: pass valid_data, or the penalty itself as lam=...")
+        raise ConfigError(
+            "fit_head chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam=..."
+        )
     if lam is not None and not (isinstance(lam, (int, float)) and 0 <= lam < float("inf")):
         raise ConfigError(f"lam expected a number >= 0, got {lam!r}")
     if ckn.head.bias is None:
-        raise ConfigError("fit_head fits a classifier with a bias, which this network's head does not have; give it one")
+        raise ConfigError("fit_head expected a head with a bias, got one without; build the head with bias=True")
     train, train_labels = _labelled(ckn, train_data, "train_data", progress)
     valid = None if valid_data is None else _labelled(ckn, valid_data, "valid_data", progress)
     ckn.scaling.calibrate(train)

@@ -2,7 +2,7 @@ r"""Spherical k-means: directions that a set of unit vectors gathers around.
 
 .. math:: \max_{c_1, \dots, c_k \in S} \; \frac1n \sum_{i=1}^n \max_j \langle x_i, c_j \rangle
 
-Paper: section 3.1 ("Approximating the kernels") and Algorithm 2: how the filters of a layer are chosen without labels. Lloyd's
+Paper: section 3.1 ("Approximating the kernels") and Algorithm 2: how the filters of a layer are chosen, unsupervised. Lloyd's
 algorithm with k-means++ seeding; the best of several restarts counts. Read next: :mod:`torchckn.fit.filters`.
 """
 
@@ -42,7 +42,7 @@ def spherical_kmeans(
     """Cluster the directions of ``points`` (n, s); on the device and in the dtype of the points.
 
     Args:
-        restarts: how many times to start anew; the best is taken, and only that one is carried on until ``tol``.
+        restarts: number of random starts; only the best one is continued until ``tol``.
         iterations: the most rounds of Lloyd's algorithm a restart.
         tol: stop when the objective gains less than this.
         generator: decides everything that is random.

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..errors import CKNError, DataError, NumericalError
+from ..errors import DataError, NumericalError
 from ..network import CKN, Classifier
 from ..runs import Run, read_checkpoint, read_metrics, read_result
 from ..storage import load_weights, save
@@ -94,11 +94,31 @@ class TrainingLoop:
         if self.run and self.run.is_finished:
             return self._finished_result(self.run)
         try:
-            self.prepare()
+            with self._saying("before the first step", "filters and classifier"):
+                self.prepare()
             self.take_steps()
-            return self.finish()
+            with self._saying(f"after step {self.step} of {self.steps}", "the final classifier"):
+                return self.finish()
         finally:
             self._tell("on_exit")
+
+    @contextmanager
+    def _saying(self, when: str, what: str) -> Iterator[None]:
+        """Within this context, Ctrl-C says what was under way, and what is kept."""
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            if str(stop):
+                raise
+            raise KeyboardInterrupt(
+                f"training was interrupted {when}, while {what} were fitted; {self._how_to_resume}"
+            ) from None
+
+    @property
+    def _how_to_resume(self) -> str:
+        if self.run is None:
+            return "it has no run_dir, so it cannot be resumed"
+        return f"resume it with resume=True, run_dir={str(self.run.folder)!r}"
 
     def prepare(self) -> None:
         """Fit filters and classifier where that was not done before; or go back to the last checkpoint."""
@@ -146,14 +166,21 @@ class TrainingLoop:
 
     def take_steps(self) -> None:
         """Step after step, until the last one or until somebody asks to stop."""
-        with _ctrl_c() as self._interrupted:
+        with _stop_signals() as self._interrupted:
             while not self.is_stopping:
                 before = self.state()
                 clock = time.perf_counter()
                 try:
                     record = self._one_step()
                 except NumericalError as error:
-                    self._give_up(error, before)
+                    self._give_up(
+                        f"{error}. Try a smaller learning rate (lr), a larger tau or eps, or float64", before, error
+                    )
+                except (MemoryError, RuntimeError) as error:
+                    if not _is_out_of_memory(error):
+                        raise
+                    chunk = "a smaller chunk (chunk=32 instead of 128, say) or a smaller batch_size"
+                    self._give_up(f"there is not enough memory. Try {chunk}", before, error)
                 self.seconds += time.perf_counter() - clock
                 record["seconds"] = round(self.seconds, 3)
                 if self.step % (self.config.evaluate_every or max(1, self.steps // 10)) == 0 or self.step == self.steps:
@@ -163,9 +190,9 @@ class TrainingLoop:
                     self._tell("on_validation_end", record)
                 self._tell("on_step_end", record)
             if self._interrupted() and self.stop_reason is None and self.step < self.steps:
-                where = f"run_dir={str(self.run.folder)!r}" if self.run else None
-                how = f"resume it with resume=True, {where}" if where else "it has no run_dir, so it cannot be resumed"
-                raise KeyboardInterrupt(f"training was interrupted after step {self.step} of {self.steps}; {how}")
+                raise KeyboardInterrupt(
+                    f"training was interrupted after step {self.step} of {self.steps}; {self._how_to_resume}"
+                )
 
     def finish(self) -> TrainResult:
         """The classifier on all features, and the run's result."""
@@ -233,7 +260,7 @@ class TrainingLoop:
         if self.epoch_accuracy is not None and accuracy < self.epoch_accuracy - DROP:
             self.method.restore(self.epoch_state)
             if isinstance(self.schedule, Search) and self.lr is not None:
-                self.lr *= BACK_OFF  # the search goes on from there
+                self.lr *= BACK_OFF  # the search continues from there
             else:
                 self.scale *= BACK_OFF
         else:
@@ -248,7 +275,7 @@ class TrainingLoop:
     # Checkpoints: everything that the next step depends on
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain facts, copied: all that is needed to go on exactly from here."""
+        """Tensors and plain facts, copied: all that is needed to continue exactly from here."""
         tensors = self.method.state() if self.method else net_state(self.net)
         tensors |= {f"epoch.{name}": value for name, value in self.epoch_state.items()}
         tensors |= {f"batches.{name}": value for name, value in self.batches.state().items()}
@@ -284,17 +311,21 @@ class TrainingLoop:
         if self.run:  # steps after the checkpoint will be made again
             self.history = [record for record in read_metrics(self.run.folder) if record["step"] <= self.step]
 
-    def _give_up(self, error: CKNError, before: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
+    def _give_up(self, why: str, before: tuple[dict[str, Tensor], dict[str, Any]], error: BaseException) -> NoReturn:
         assert self.method is not None
         self.method.restore(before[0])
         saved = "The network is as it was before that step."
         if self.run:
             self.run.save_checkpoint(*before)
             saved += f" Its state is kept in {self.run.folder}."
-        raise NumericalError(
-            f"step {self.step + 1} failed: {error}. {saved} Try a smaller learning rate (lr), a larger tau or eps, or float64, "
-            "in a new run"
-        ) from error
+        raise NumericalError(f"step {self.step + 1} failed: {why}, in a new run. {saved}") from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch or Python could not get memory; torch says so in words where it has no class of its own for it."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(text in str(error) for text in ("can't allocate memory", "not enough memory", "Cannot allocate memory"))
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -302,8 +333,8 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C only asks to stop; the second one stops."""
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C, SIGTERM or SIGHUP only asks to stop; the second one stops."""
     asked = False
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -315,8 +346,13 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked = True
 
-    before = signal.signal(signal.SIGINT, ask)
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]  # as nohup has it
     try:
+        for number in handled:
+            signal.signal(number, ask)
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+        for number in handled:
+            signal.signal(number, before[number])

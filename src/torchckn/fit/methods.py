@@ -2,8 +2,8 @@
 
 =============  =======================================================================================================
 ``ulr``        ultimate layer reversal: filters descend on the reduced objective, the classifier follows by its model
-``sgo``        filters and classifier descend on the penalised objective together, the filters on their spheres
-``sgo-ball``   the same, the classifier constrained to a ball instead of penalised (proposition "sgo_constrained")
+``sgo``        filters and classifier descend on the penalized objective together, the filters on their spheres
+``sgo-ball``   the same, the classifier constrained to a ball instead of penalized (proposition "sgo_constrained")
 ``sgd``        SGD with momentum on all parameters of a ConvNet, with the same penalty
 =============  =======================================================================================================
 
@@ -53,7 +53,7 @@ class Method:
         net = self.net
         groups = net.parameter_groups()
         if not groups:
-            raise ConfigError("there is nothing to train: every layer is fixed; look at trainable=... and requires_grad")
+            raise ConfigError("there is nothing to train: every layer is fixed; check trainable=... and requires_grad")
         if net.on_spheres:
             normalize = isinstance(self, ULR) if self.options.normalize is None else self.options.normalize
             return [SphereSGD(groups, lr=0.0, normalize=normalize, momentum=self.momentum)]
@@ -124,7 +124,7 @@ class Method:
 
 
 class ULR(Method):
-    """Algorithm 3: a step of the filters on the reduced objective, then the classifier that minimises the model."""
+    """Algorithm 3: a step of the filters on the reduced objective, then the classifier that minimizes the model."""
 
     def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         net, options = self.net, self.options
@@ -153,7 +153,7 @@ class ULR(Method):
 
 
 class SGO(Method):
-    """Gradient steps on filters and classifier together, on the penalised objective."""
+    """Gradient steps on filters and classifier together, on the penalized objective."""
 
     def _optimizers(self) -> list[Optimizer]:
         return [*super()._optimizers(), SGD(self.net.head.parameters(), lr=0.0, momentum=self.momentum)]

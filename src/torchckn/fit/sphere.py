@@ -1,9 +1,9 @@
 r"""Stochastic gradient steps for filters that live on spheres.
 
-.. math:: w \leftarrow \operatorname{Proj}_{S} (w - \gamma\, g), \qquad g = \nabla_w f / \|\nabla_w f\| \text{ if normalised}
+.. math:: w \leftarrow \operatorname{Proj}_{S} (w - \gamma\, g), \qquad g = \nabla_w f / \|\nabla_w f\| \text{ if normalized}
 
 Paper: section 4.3 "Stochastic gradient optimization on manifolds", Algorithm 3 (step 3: every filter's gradient is scaled to unit
-norm, so that one step size serves all layers) and appendix "Stochastic gradient optimization on manifolds". Read next:
+norm, so that one learning rate serves all layers) and appendix "Stochastic gradient optimization on manifolds". Read next:
 :mod:`torchckn.fit.schedules`.
 """
 
@@ -26,9 +26,9 @@ class SphereSGD(Optimizer):
         params: parameters or groups of them. A group may have a key ``dims``: how many trailing dimensions of its parameters
             make up one point on the sphere (by default all but the first); 0 for positive numbers such as bandwidths, which
             take their steps in the logarithm. :func:`torchckn.nn.sphere_groups` makes such groups for a network.
-        lr: step size.
+        lr: learning rate.
         normalize: scale the gradient of every filter to unit norm, as the paper does. A filter with zero gradient stays
-            (with momentum, it goes on as it went).
+            (with momentum, it keeps its velocity).
         momentum: of the steps; the velocity is tangent to the sphere, made of the gradient's tangent part, and moved along by
             parallel transport.
 
@@ -104,7 +104,7 @@ def project_to_sphere(rows: Tensor) -> Tensor:
     """The nearest points of the unit sphere."""
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     if not bool(((norms > 0) & norms.isfinite()).all()):
-        raise NumericalError("a step has led a filter to zero, or to something not finite; use a smaller step size")
+        raise NumericalError("a step made a filter zero or not finite; use a smaller learning rate")
     return rows / norms
 
 

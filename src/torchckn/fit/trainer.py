@@ -57,7 +57,7 @@ def train(
         config: how to train; every option is described there.
         generator: decides everything that is random, in place of ``seed``.
         run_dir: folder to keep configuration, metrics, checkpoints and the trained network in.
-        resume: go on with the run in ``run_dir``, if there is one; with more ``steps``, a finished run is trained further.
+        resume: continue the run in ``run_dir``, if there is one; with more ``steps``, a finished run is trained further.
         callbacks: see :class:`torchckn.Callback`.
         progress: whether to show progress bars; by default on a terminal.
         description: what else the run's ``config.toml`` says.
@@ -89,7 +89,7 @@ def train(
         torch.enable_grad(),
     ):
         if config.steps and not net.parameter_groups():
-            raise ConfigError("there is nothing to train: every layer is fixed; look at trainable=... and requires_grad")
+            raise ConfigError("there is nothing to train: every layer is fixed; check trainable=... and requires_grad")
         run = None if run_dir is None else _open_run(run_dir, resume, net, train_data, valid_data, config, description)
         try:
             loop = TrainingLoop(

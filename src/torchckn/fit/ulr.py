@@ -1,4 +1,4 @@
-r"""Ultimate layer reversal: the objective of the filters alone, the classifier having been minimised away.
+r"""Ultimate layer reversal: the objective of the filters alone, minimized over the classifier.
 
 .. math:: \tilde f(W) = \min_{\eta} \; f(V) + \langle \nabla f(V), \eta \rangle + \tfrac12 \eta^T H \eta
                         + \tfrac{\tau}{2} \|\eta\|^2, \qquad
@@ -6,9 +6,9 @@ r"""Ultimate layer reversal: the objective of the filters alone, the classifier 
 
 Paper: section 4.3, Algorithm 3 and appendix "Ultimate Layer Reversal". For the square loss the minimum over the classifier is
 exact (proposition "simp_least_square"); for the multinomial loss it is that of the quadratic model above. The bias, a last
-column of V and eta, is not penalised by lambda.
+column of V and eta, is not penalized by lambda.
 
-At the minimiser the objective is stationary in eta, so the gradient in the features needs no derivative of the solve (envelope
+At the minimizer the objective is stationary in eta, so the gradient in the features needs no derivative of the solve (envelope
 theorem): eta is detached and the model differentiated as it stands. With u = eta x and p the class probabilities of an image,
 
 .. math:: \eta^T H \eta = \frac1n \sum_i \Big( \sum_k p_{ik} u_{ik}^2 - \big( \sum_k p_{ik} u_{ik} \big)^2 \Big)
@@ -44,7 +44,7 @@ class Reduced(NamedTuple):
     objective: Tensor
     """the reduced objective, differentiable in the features"""
     eta: Tensor
-    """the step from the head to its minimiser: (classes, d + 1), the last column for the bias; (classes, d) without one"""
+    """the step from the head to its minimizer: (classes, d + 1), the last column for the bias; (classes, d) without one"""
 
 
 def reduced_objective(
@@ -59,7 +59,7 @@ def reduced_objective(
     total: Total = of_this_process,
     solver: Solver | None = None,
 ) -> Reduced:
-    """The objective of a batch after its classifier was minimised away, and the step to that classifier.
+    """The objective of a batch, minimized over its classifier, and the step to that classifier.
 
     Args:
         features: (n, d), scaled; from any feature extractor.
@@ -67,7 +67,7 @@ def reduced_objective(
         head: the current classifier; a constant here.
         lam: penalty of the classifier's weights.
         tau: weight of the proximal term that keeps the step where the quadratic model can be trusted (2^-5 for the LeNets of the
-            paper, 2^-4 for All-CNN-C). The square loss is minimised exactly and needs none.
+            paper, 2^-4 for All-CNN-C). The square loss is minimized exactly and needs none.
         hessian: of the multinomial model: ``"full"`` (Cholesky), ``"diag"`` (its diagonal), ``"cg"`` (conjugate gradients, which
             never form it), or ``"auto"``.
         solver: another solver of the multinomial model, a function of the batch and tau that gives the step.
@@ -85,7 +85,7 @@ def reduced_objective(
     targets = check_labels(targets, head.out_features)
     batch = Batch(features, targets, head, lam, total)
     if loss == "square":
-        eta = _square_minimiser(batch) - batch.classifier
+        eta = _square_minimizer(batch) - batch.classifier
         return Reduced(batch.square_loss(batch.classifier + eta) + batch.penalty(batch.classifier + eta), eta)
     if hessian == "auto":
         hessian = "full" if batch.classifier.numel() <= FULL_UP_TO else "cg"
@@ -96,7 +96,7 @@ def reduced_objective(
 
 @torch.no_grad()
 def step_head(head: nn.Linear, eta: Tensor) -> None:
-    """Take the step eta: ``head`` becomes the classifier that minimised the model."""
+    """Take the step eta: ``head`` becomes the classifier that minimizes the model."""
     head.weight.add_(eta[:, : head.in_features])
     if head.bias is not None:
         head.bias.add_(eta[:, -1])
@@ -197,7 +197,7 @@ def _full(batch: Batch, tau: float) -> Tensor:
     if failed:
         raise NumericalError(
             "the Hessian of the batch is singular or not finite: the classifier has no unique minimum on it; "
-            "use tau > 0 (2**-5 is usual), a larger lam, or a smaller step size if the features have become NaN"
+            "use tau > 0 (2**-5 is usual), a larger lam, or a smaller learning rate if the features have become NaN"
         )
     gradient = batch.gradient().to(matrix).flatten()[:, None]
     return -torch.cholesky_solve(gradient, factor).view_as(batch.classifier).to(batch.x.dtype)
@@ -231,7 +231,7 @@ def _conjugate_gradients(batch: Batch, tau: float) -> Tensor:
         direction = scaled + (size / before) * direction
     raise NumericalError(
         "conjugate gradients did not find the minimum of the batch's classifier; use tau > 0 (2**-5 is usual), a larger "
-        "lam, or a smaller step size if the features have become NaN"
+        "lam, or a smaller learning rate if the features have become NaN"
     )
 
 
@@ -243,8 +243,8 @@ _SOLVERS: dict[str, Solver] = {
 
 
 @torch.no_grad()
-def _square_minimiser(batch: Batch) -> Tensor:
-    """The classifier of least penalised squares: (K, d + 1); by a factorisation of the smaller of n and d."""
+def _square_minimizer(batch: Batch) -> Tensor:
+    """The classifier of least penalized squares: (K, d + 1); by a factorization of the smaller of n and d."""
     wide = wide_dtype(batch.x.device)
     x, y, n = batch.x.to(wide), batch.targets.to(wide), float(batch.images)
     x_mean, y_mean = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1])

@@ -1,19 +1,19 @@
-r"""The description of a kernel network: which operation, on what, of which size. Frozen, validated once, read by all.
+r"""The description of a kernel network: its operations, their inputs and sizes. Immutable, and validated when it is built.
 
-A :class:`Graph` is an input shape and a list of nodes in the order of computation. A node is a frozen dataclass whose
-methods are its readings:
+A :class:`Graph` is an input shape and a list of nodes in the order of computation. A node is a frozen dataclass with
+these methods:
 
 =====================  ===================================================================================
-``output_shape``       the shape it gives, from the shapes it gets
-``module``             the Nystrom layer, filters random yet  (:class:`torchckn.CKN` puts these together)
+``output_shape``       the shape of its output, from the shapes of its inputs
+``module``             the Nystrom layer, with random filters (:class:`torchckn.CKN` combines them to a network)
 ``random_features``    the ConvNet layer with Gaussian weights whose kernel ``module`` approximates
-``exact``              the un-approximated kernel             (:func:`torchckn.exact_kernel` runs through these)
-``label``              a few words for tables and drawings
+``exact``              the exact kernel                       (:func:`torchckn.exact_kernel` applies them in order)
+``label``              a short name for tables and drawings
 =====================  ===================================================================================
 
-A new operation is one subclass of :class:`Node` with these methods (see ``operations.py``): it is then saved, loaded and
-summed up like the others.
-Paper: section 3 (what networks are made of). Read next: :mod:`torchckn.network`.
+To add an operation, write a subclass of :class:`Node` with these methods (see ``operations.py``): saving, loading and
+summaries then work for it as well.
+Paper: section 3 (the operations of a network). Read next: :mod:`torchckn.network`.
 
 Example:
     >>> from torchckn.graph import AveragePool, Conv, Dense, Graph

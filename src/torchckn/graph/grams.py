@@ -1,6 +1,7 @@
-"""Inner products between positions of pairs of images: all that the exact kernel carries through a network.
+"""Inner products between positions of pairs of images, from which the exact kernel is computed layer by layer.
 
-Every node of a graph has a method ``exact`` that maps these to the next ones. Read next: :mod:`torchckn.exact`.
+Every node of a graph has a method ``exact`` that maps those of its inputs to those of its output.
+Read next: :mod:`torchckn.exact`.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from ..nn.geometry import Pair
 class PairGrams:
     """Inner products between all positions of the two images of each of B pairs.
 
-    Norms come from the pair of an image with itself, so the batch holds those pairs as well.
+    Norms are computed from the pair of an image with itself, so the batch contains these pairs as well.
     """
 
     values: Tensor
-    """(B, H, W, H, W): the first two positions are the left image's, the last two the right one's"""
+    """(B, H, W, H, W): first two dimensions: position in the left image; last two: position in the right image"""
     left: Tensor
-    """(B,): which pair of the batch is (left image, left image)"""
+    """(B,): index in the batch of the pair (left image, left image)"""
     right: Tensor
-    """(B,): which pair of the batch is (right image, right image)"""
+    """(B,): index in the batch of the pair (right image, right image)"""
 
     @property
     def squared_norms(self) -> Tensor:
-        """Squared norms of the features at each position, meaningful for pairs of an image with itself: (B, H, W)"""
+        """Squared norms of the features at each position, valid for pairs of an image with itself: (B, H, W)"""
         flat = self.values.flatten(1, 2).flatten(2, 3)  # (B, HW, HW)
         return flat.diagonal(dim1=1, dim2=2).unflatten(1, self.values.shape[1:3])
 
     def patches(self, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> PairGrams:
-        """Inner products of patches: sums over equal offsets in both images."""
+        """Inner products of patches: sums over the same offsets in both images."""
         (top, side), zeros = padding, F.pad(self.values, (padding[1], padding[1], padding[0], padding[0]) * 2)
         height, width = self.values.shape[1] + 2 * top, self.values.shape[2] + 2 * side
         total = torch.zeros((), dtype=zeros.dtype, device=zeros.device)
@@ -49,12 +50,12 @@ class PairGrams:
         return replace(self, values=total)
 
     def whole(self) -> PairGrams:
-        """Inner products of the whole representations, as one position: flattening."""
+        """Inner products of the flattened features: one position."""
         flat = self.values.flatten(1, 2).flatten(2, 3)
         return replace(self, values=flat.diagonal(dim1=1, dim2=2).sum(1)[:, None, None, None, None])
 
     def kernel(self, kernel: Kernel) -> PairGrams:
-        """k of the features at each pair of positions."""
+        """Kernel values of the features at each pair of positions."""
         norms, inverse = safe_norms(self.squared_norms)
         cosines = self.values * _outer(inverse[self.left], inverse[self.right])
         values = kernel.kappa(cosines.clamp(-1, 1))
@@ -67,11 +68,11 @@ class PairGrams:
         values = self.values
         for _ in range(2):
             flat = operation(values.flatten(0, 2)[:, None])[:, 0]  # the operation on the right image's positions
-            values = flat.unflatten(0, values.shape[:3]).permute(0, 3, 4, 1, 2)  # then right and left change places
+            values = flat.unflatten(0, values.shape[:3]).permute(0, 3, 4, 1, 2)  # then left and right are swapped
         return replace(self, values=values)
 
     def within(self, region_of: Tensor) -> PairGrams:
-        """Keep inner products within regions. Across regions the features have no common coordinates: NaN."""
+        """Keep inner products within regions. Features of different regions have no common coordinates, so the others are NaN."""
         same = region_of[:, None] == region_of[None, :]
         same = same.unflatten(1, self.values.shape[3:]).unflatten(0, self.values.shape[1:3])
         return replace(self, values=self.values.masked_fill(~same, torch.nan))

@@ -1,4 +1,4 @@
-"""A graph: nodes in the order of computation, checked once, with the shapes that flow between them."""
+"""A graph: nodes in the order of computation, validated when it is built, and the shapes of their outputs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..errors import CKNError, ConfigError
 from .layers import KernelNode
 from .node import Node, Shape, numel
 
-#: where a network keeps its layers; its own attributes cannot be names of nodes
+#: a network stores its layers in an nn.ModuleDict, whose attributes cannot be names of nodes
 _MODULES = nn.ModuleDict()
 
 
 @dataclass(frozen=True)
 class Graph:
-    """An input shape (C, H, W) and nodes in the order of computation; the last one gives the features."""
+    """An input shape (C, H, W) and nodes in the order of computation; the output of the last one is the features."""
 
     input_shape: tuple[int, int, int]
     nodes: tuple[Node, ...]
@@ -32,39 +32,47 @@ class Graph:
         shape = tuple(input_shape)
         if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
             raise ConfigError(f"input_shape expected (channels, height, width), got {input_shape!r}")
-        filled, before = [], self.input
+        connected, previous = [], self.input
         for node in nodes:
             if not isinstance(node, Node):
-                raise ConfigError(f"a graph expected nodes such as graph.Conv(...), got {type(node).__name__}")
-            filled.append(node if node.inputs else dataclasses.replace(node, inputs=(before,)))
-            before = node.name
+                raise ConfigError(f"Graph expected nodes such as graph.Conv(...), got {type(node).__name__}")
+            connected.append(node if node.inputs else dataclasses.replace(node, inputs=(previous,)))
+            previous = node.name
         object.__setattr__(self, "input_shape", shape)
-        object.__setattr__(self, "nodes", tuple(filled))
-        if not filled:
-            raise ConfigError("a graph expected at least one node, got none")
-        self.shapes  # noqa: B018 - computing the shapes is the validation
+        object.__setattr__(self, "nodes", tuple(connected))
+        if not connected:
+            raise ConfigError("Graph expected at least one node, got none")
+        self.shapes  # noqa: B018 - computing the shapes validates the graph
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        """The shape, without the batch, of the input and of every node's output."""
+        """The shape, without the batch dimension, of the input and of every node's output."""
         shapes: dict[str, Shape] = {self.input: self.input_shape}
         pixels = {self.input}
         for node in self.nodes:
             name = node.name
             if not isinstance(name, str) or not name or name in shapes or "." in name or hasattr(_MODULES, name):
-                raise ConfigError(f"nodes expect names of their own, without dots; {node.name!r} is taken or not one")
+                raise ConfigError(
+                    f"expected a new node name without dots, got {node.name!r}, which is already used, reserved or not valid"
+                )
             missing = [name for name in node.inputs if name not in shapes]
             if missing:
-                raise ConfigError(f"node {node.name!r} has inputs {missing}, which no earlier node gives")
+                raise ConfigError(
+                    f"node {node.name!r} expected earlier nodes as inputs, got {missing}; put these nodes before it"
+                )
             if node.acts_on_pixels:
                 if not pixels.issuperset(node.inputs):
-                    raise ConfigError(f"node {node.name!r} acts on pixels and cannot follow a kernel layer")
+                    raise ConfigError(
+                        f"node {node.name!r} acts on pixels, but its input is a kernel layer; put it before all kernel layers"
+                    )
                 pixels.add(node.name)
             shapes[node.name] = node.output_shape(*(shapes[name] for name in node.inputs))
         used = {name for node in self.nodes for name in node.inputs}
-        idle = [node.name for node in self.nodes[:-1] if node.name not in used]
-        if idle:
-            raise ConfigError(f"nodes {idle} are not used by any later node; the last node gives the features")
+        unused = [node.name for node in self.nodes[:-1] if node.name not in used]
+        if unused:
+            raise ConfigError(
+                f"expected every node but the last to be an input of a later one, got unused nodes {unused}; remove them"
+            )
         return shapes
 
     @property
@@ -73,14 +81,14 @@ class Graph:
 
     @property
     def features(self) -> int:
-        """How many numbers the features of one image are."""
+        """Number of features per image."""
         return numel(self.shapes[self.output])
 
     def consumers(self, name: str) -> list[Node]:
         return [node for node in self.nodes if name in node.inputs]
 
     def with_filters(self, filters: int) -> Graph:
-        """The graph with this many filters in every layer that has a choice."""
+        """The graph with this number of filters in every layer but identity layers."""
         nodes: list[Node] = []
         shapes: dict[str, Shape] = {self.input: self.input_shape}
         for node in self.nodes:
@@ -94,10 +102,10 @@ class Graph:
 
     @staticmethod
     def from_json(plain: Any) -> Graph:
-        """Rebuild a graph; reads data only and executes nothing."""
+        """Rebuild a graph from data; no code from the file is executed."""
         try:
             return Graph(plain["input_shape"], [Node.from_json(node) for node in plain["nodes"]])
         except CKNError:
             raise
         except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"this is not a graph that Graph.to_json wrote: {error!r}") from error
+            raise ConfigError(f"expected a graph written by Graph.to_json, got something else: {error!r}") from error

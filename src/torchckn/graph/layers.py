@@ -27,7 +27,7 @@ from .node import Node, Shape, as_image, numel, only
 
 @dataclass(frozen=True)
 class KernelNode(Node):
-    """What the nodes of kernel layers have in common. Not an operation by itself."""
+    """Base class of the nodes of kernel layers."""
 
     filters: int = field(default=0, kw_only=True)
     kernel: KernelSpec | Kernel = field(default_factory=lambda: RBFSphere(0.6).spec(), kw_only=True)
@@ -50,7 +50,7 @@ class KernelNode(Node):
     def _check_identity(self, channels: int) -> None:
         if self.init == "identity" and self.filters != channels:
             raise ConfigError(
-                f"node {self.name!r} is an identity on {channels} channels, so it has as many filters, not {self.filters}"
+                f"node {self.name!r} expected {channels} filters, as an identity on {channels} channels, got {self.filters}"
             )
 
     def _options(self) -> dict[str, Any]:
@@ -65,17 +65,17 @@ class KernelNode(Node):
         return dataclasses.replace(self, kernel=kernel.spec())
 
     def as_in(self, layer: KernelLayer) -> KernelNode:
-        """The node as its layer is now: bandwidths may have been trained, and options changed."""
+        """The node with the current values of its layer: trained bandwidths, changed options."""
         trainable = layer.weight.requires_grad
         return dataclasses.replace(
             self.with_kernel(layer.kernel), eps=layer.eps, inverse_sqrt=layer.inverse_sqrt, trainable=trainable
         )
 
     def with_filters(self, filters: int, shape: Shape) -> KernelNode:
-        """The node with another number of filters; an identity layer on ``shape`` has as many as that has channels."""
+        """The node with another number of filters; an identity layer has as many filters as its input ``shape`` has channels."""
         return dataclasses.replace(self, filters=shape[0] if self.init == "identity" else filters)
 
-    def _trained(self, layer: nn.Module) -> nn.Module:
+    def _set_trainable(self, layer: nn.Module) -> nn.Module:
         return layer if self.trainable else layer.requires_grad_(False)
 
 
@@ -83,7 +83,7 @@ class KernelNode(Node):
 class WindowNode(Node):
     """A window that slides over the image."""
 
-    #: a pooling window moves by its own size unless told otherwise, as in torch
+    #: whether the default stride is the window size, as for torch's pooling layers
     stride_is_size: ClassVar[bool] = False
 
     kernel_size: Pair = field(default=(1, 1), kw_only=True)
@@ -96,8 +96,8 @@ class WindowNode(Node):
         if self.stride is None:
             object.__setattr__(self, "stride", self.kernel_size if self.stride_is_size else (1, 1))
         for name in ("kernel_size", "stride", "padding", "dilation"):
-            checked = pair(f"{name} of node {self.name!r}", getattr(self, name), least=int(name != "padding"))
-            object.__setattr__(self, name, checked)
+            value = pair(f"{name} of node {self.name!r}", getattr(self, name), least=int(name != "padding"))
+            object.__setattr__(self, name, value)
 
     def _geometry(self) -> tuple[Pair, Pair, Pair, Pair]:
         return self.kernel_size, self.stride, self.padding, self.dilation
@@ -108,13 +108,15 @@ class WindowNode(Node):
     def _output_size(self, shape: Shape) -> Pair:
         size = conv_output_size(as_image(self, shape)[1:], *self._geometry())
         if min(size) < 1:
-            raise ConfigError(f"node {self.name!r}: its {self.kernel_size} window does not fit into {shape[1]}x{shape[2]}")
+            raise ConfigError(
+                f"node {self.name!r} expected images of at least one {self.kernel_size} window, got {shape[1]}x{shape[2]}"
+            )
         return size
 
     def _window_label(self) -> str:
         text = "{}x{}".format(*self.kernel_size)
-        for name, usual in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1))):
-            value = getattr(self, name)
+        parts = ("stride", self.stride, (1, 1)), ("pad", self.padding, (0, 0)), ("dilation", self.dilation, (1, 1))
+        for name, value, usual in parts:
             if value != usual:
                 text += f", {name} {value[0]}" + ("" if value[0] == value[1] else f"x{value[1]}")
         return text
@@ -131,17 +133,19 @@ class Conv(WindowNode, KernelNode):
         self._check_identity(channels)
         if self.init == "identity" and (*self._geometry(), self.groups) != ((1, 1), (1, 1), (0, 0), (1, 1), 1):
             raise ConfigError(
-                f"node {self.name!r} is an identity, so it has 1x1 filters, stride 1, no padding and one group"
+                f"node {self.name!r} expected 1x1 filters, stride 1, no padding and one group, as an identity, got "
+                f"{self._window_label()}, groups={self.groups}"
             )
         if self.groups < 1 or channels % self.groups or self.filters % self.groups:
             raise ConfigError(
-                f"node {self.name!r}: {self.groups} groups do not divide {channels} channels and {self.filters} filters"
+                f"node {self.name!r} expected a number of groups that divides {channels} channels and {self.filters} filters, "
+                f"got {self.groups}"
             )
         return (self.filters, *size)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         options = {**self._geometry_options(), **self._options(), "groups": self.groups}
-        return self._trained(KernelConv2d(shapes[0][0], self.filters, **options, **factory))
+        return self._set_trainable(KernelConv2d(shapes[0][0], self.filters, **options, **factory))
 
     def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
         if self.init == "identity" and self.build_kernel().is_pointwise:
@@ -152,13 +156,13 @@ class Conv(WindowNode, KernelNode):
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
         if self.groups > 1:
             raise ConfigError(
-                f"node {self.name!r} has {self.groups} groups of channels, which an un-approximated kernel does not have; "
-                "use groups=1 where you want the exact kernel"
+                f"node {self.name!r} has {self.groups} groups of channels, for which there is no exact kernel; "
+                "use groups=1 to compute the exact kernel"
             )
         return grams[0].patches(*self._geometry()).kernel(self.build_kernel())
 
     def label(self) -> str:
-        kind = "identity" if self.init == "identity" else "convolution"
+        kind = "identity" if self.init == "identity" else "conv"
         return f"{kind} {self._window_label()}" + (f", {self.groups} groups" if self.groups > 1 else "")
 
 
@@ -177,15 +181,15 @@ class Local(WindowNode, KernelNode):
         size = self._output_size(only(self, shapes))
         if self.regions is not None and (self.regions[0] > size[0] or self.regions[1] > size[1]):
             raise ConfigError(
-                f"node {self.name!r} has {size} output positions, which {self.regions} regions cannot share out"
+                f"node {self.name!r} expected at most as many regions as output positions, {size}, got {self.regions}"
             )
         return (self.filters, *size)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         channels, *size = shapes[0]
-        where: dict[str, Any] = {"input_size": tuple(size), "regions": self.regions}
-        return self._trained(
-            KernelLocal2d(channels, self.filters, **where, **self._geometry_options(), **self._options(), **factory)
+        location: dict[str, Any] = {"input_size": tuple(size), "regions": self.regions}
+        return self._set_trainable(
+            KernelLocal2d(channels, self.filters, **location, **self._geometry_options(), **self._options(), **factory)
         )
 
     def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
@@ -211,14 +215,14 @@ class Local(WindowNode, KernelNode):
 
 @dataclass(frozen=True)
 class Dense(KernelNode):
-    """Fully connected kernel layer: :class:`torchckn.nn.KernelLinear`. Flattens what it gets."""
+    """Fully connected kernel layer: :class:`torchckn.nn.KernelLinear`. Flattens its input."""
 
     def output_shape(self, *shapes: Shape) -> Shape:
         self._check_identity(numel(only(self, shapes)))
         return (self.filters,)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
-        return self._trained(KernelLinear(numel(shapes[0]), self.filters, **self._options(), **factory))
+        return self._set_trainable(KernelLinear(numel(shapes[0]), self.filters, **self._options(), **factory))
 
     def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
         if self.init == "identity" and self.build_kernel().is_pointwise:

@@ -1,4 +1,4 @@
-"""What every node of a graph is: a name, its inputs, and one method a reading. Read next: ``operations.py``."""
+"""Base class of nodes: a name, inputs, and the methods listed in :mod:`torchckn.graph`. Read next: ``operations.py``."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Node:
-    """One operation. ``inputs`` empty stands for "the node before me", which :class:`Graph` fills in."""
+    """One operation. Without ``inputs``, :class:`Graph` connects it to the previous node."""
 
     name: str
     inputs: tuple[str, ...] = field(default=(), kw_only=True)
 
-    #: works on the pixels themselves, before any kernel (whitening)
+    #: whether it is applied to pixels, before any kernel layer (whitening)
     acts_on_pixels: ClassVar[bool] = False
-    #: is linear in the features and acts on positions, so that a layer may do it before its projection
+    #: whether it is linear and acts on positions, so that a layer can apply it before its projection
     is_linear_pooling: ClassVar[bool] = False
 
-    _known: ClassVar[dict[str, type[Node]]] = {}
+    _registry: ClassVar[dict[str, type[Node]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Node._known[cls.__name__] = cls
+        Node._registry[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         if isinstance(self.inputs, str):
@@ -53,7 +53,7 @@ class Node:
         raise TypeError(f"{type(self).__name__} must define module")
 
     def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:
-        """The operation in a network of random features; what has no filters is the same there."""
+        """The operation in a network of random features; the same module if it has no filters."""
         return self.module(*shapes, **factory)
 
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
@@ -73,14 +73,14 @@ class Node:
     def from_json(plain: dict[str, Any]) -> Node:
         fields = dict(plain)
         op = fields.pop("op", None)
-        if op not in Node._known:
-            raise unknown_name("operation", op, Node._known)
+        if op not in Node._registry:
+            raise unknown_name("operation", op, Node._registry)
         kernel = fields.get("kernel")
         if isinstance(kernel, dict):
             arguments = tuple((k, v) for k, v in kernel.items() if k != "name")
             fields["kernel"] = KernelSpec(str(kernel.get("name")), arguments)
         try:
-            return Node._known[op](**fields)
+            return Node._registry[op](**fields)
         except TypeError as error:
             raise ConfigError(f"operation {op} cannot be built from {fields}: {error}") from error
 

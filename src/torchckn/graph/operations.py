@@ -1,4 +1,4 @@
-"""The operations without filters: pooling, sums, reshaping, normalisation. One dataclass each. Read next: ``graph.py``."""
+"""The operations without filters: pooling, sums, reshaping, normalization. One dataclass each. Read next: ``graph.py``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .node import Node, Shape, as_image, numel, only
 
 @dataclass(frozen=True)
 class _OnPositions(Node):
-    """A linear operation on positions, the same for every channel. Its module says which shape it gives."""
+    """A linear operation on positions, the same for every channel. The output shape is that of its module."""
 
     def output_shape(self, *shapes: Shape) -> Shape:
         try:
             return tuple(self.module(*shapes)(torch.empty(1, *as_image(self, only(self, shapes)), device="meta")).shape[1:])
         except RuntimeError as error:
-            raise ConfigError(f"node {self.name!r} does not fit its input of shape {shapes[0]}: {error}") from error
+            raise ConfigError(f"node {self.name!r} cannot be applied to an input of shape {shapes[0]}: {error}") from error
 
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
         return grams[0].linear(self.module(*shapes))
@@ -47,7 +47,9 @@ class AveragePool(WindowNode, _OnPositions):
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         if self.dilation != (1, 1):
-            raise ConfigError(f"node {self.name!r}: average pooling has no dilation, got {self.dilation}")
+            raise ConfigError(
+                f"node {self.name!r} expected dilation 1, because average pooling has no dilation, got {self.dilation}"
+            )
         return nn.AvgPool2d(self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
 
     def label(self) -> str:
@@ -110,7 +112,7 @@ class Pad(_OnPositions):
 
 @dataclass(frozen=True)
 class MaxPool(WindowNode, _OnPositions):
-    """``nn.MaxPool2d``: kept as it is, for it has no counterpart among kernels, and no exact reading."""
+    """``nn.MaxPool2d``: kept as it is, because it has no kernel counterpart and no exact kernel."""
 
     stride_is_size: ClassVar[bool] = True
 
@@ -121,8 +123,8 @@ class MaxPool(WindowNode, _OnPositions):
 
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
         raise ConfigError(
-            f"node {self.name!r} is max pooling, which acts on coordinates and has no un-approximated kernel; "
-            "use average or Gaussian pooling where you want the exact kernel"
+            f"node {self.name!r} is max pooling, which acts on coordinates and has no exact kernel; "
+            "use average or Gaussian pooling to compute the exact kernel"
         )
 
     def label(self) -> str:
@@ -131,7 +133,7 @@ class MaxPool(WindowNode, _OnPositions):
 
 @dataclass(frozen=True)
 class Normalize(Node):
-    """Divide the features at each position by their norm: the counterpart of local response normalisation."""
+    """Divide the features at each position by their norm: the counterpart of local response normalization."""
 
     def output_shape(self, *shapes: Shape) -> Shape:
         return as_image(self, only(self, shapes))
@@ -157,7 +159,7 @@ class _Cosine(Kernel):
 
 @dataclass(frozen=True)
 class Flatten(Node):
-    """An image's representation as one vector."""
+    """The features of an image as one vector."""
 
     def output_shape(self, *shapes: Shape) -> Shape:
         return (numel(only(self, shapes)),)
@@ -183,7 +185,7 @@ class DirectSum(Node):
             raise ConfigError(f"node {self.name!r} expected inputs that differ in their channels only, got {list(shapes)}")
         if self.weights is not None and len(self.weights) != len(shapes):
             raise ConfigError(
-                f"node {self.name!r} expected a weight for each of its {len(shapes)} inputs, got {self.weights}"
+                f"node {self.name!r} expected one weight per input, {len(shapes)} in total, got {self.weights}"
             )
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
@@ -203,7 +205,7 @@ class DirectSum(Node):
 
 @dataclass(frozen=True)
 class Standardize(Node):
-    """Pixels less their mean, divided by their standard deviation, channel by channel."""
+    """(pixels - mean) / std for each channel."""
 
     acts_on_pixels: ClassVar[bool] = True
 
@@ -213,14 +215,17 @@ class Standardize(Node):
     def output_shape(self, *shapes: Shape) -> Shape:
         channels = as_image(self, only(self, shapes))[0]
         if len(self.mean) != channels or len(self.std) != channels or not all(s > 0 for s in self.std):
-            raise ConfigError(f"node {self.name!r} expected a mean and a positive deviation for each of {channels} channels")
+            raise ConfigError(
+                f"node {self.name!r} expected a mean and a positive std for each of {channels} channels, got mean {self.mean} "
+                f"and std {self.std}"
+            )
         return shapes[0]
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         return Standardization(self.mean, self.std)
 
     def label(self) -> str:
-        return "standardisation"
+        return "standardization"
 
 
 @dataclass(frozen=True)

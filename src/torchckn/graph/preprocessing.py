@@ -1,7 +1,7 @@
-"""What is done to pixels before the first layer: standardisation and, for CIFAR-10, whitening.
+"""Preprocessing of pixels before the first layer: standardization and, for CIFAR-10, whitening.
 
-Paper: section 5.1. The statistics come from training images only. They become nodes of the network's graph, so they are saved
-with it, and the network takes pixels between 0 and 1.
+Paper: section 5.1. The statistics are computed on training images only. They become nodes of the network's graph, so they are
+saved with it, and the network takes uint8 images, or pixels between 0 and 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .operations import Standardize, Whiten
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Standardisation by channel, then whitening if asked for.
+    """Standardization of each channel, then optional whitening.
 
     Example:
         >>> from torchckn import data, translate, zoo
@@ -35,26 +35,29 @@ class Preprocessing:
     """side of the whitened patches, 3 in the paper; None: no whitening"""
     whiten_eps: float = 1e-3
     whiten_root: int = 2
-    """4 whitens half-way, as some code does by mistake"""
+    """4: half whitening, by the inverse fourth root, which the released code does by mistake"""
 
     @staticmethod
     def fit(images: Tensor, whiten: bool | int = False, whiten_eps: float = 1e-3) -> Preprocessing:
-        """The means and standard deviations of each channel of these images, which are training images."""
+        """Compute the mean and standard deviation of each channel of training images."""
         if images.ndim != 4 or not len(images):
             raise DataError(f"Preprocessing.fit expected images (N, C, H, W), got {tuple(images.shape)}")
         sums = torch.zeros(2, images.shape[1], dtype=torch.float64)
-        for some in images.split(1000):  # bounded memory, exact sums
+        for some in images.split(1000):  # bounded memory
             pixels = unit_pixels(some, torch.empty(0, dtype=torch.float64))
             sums += torch.stack([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3))])
         mean, square = sums / (images.numel() / images.shape[1])
         std = (square - mean**2).clamp(min=0).sqrt()
         if not bool((std > 0).all()):
-            raise DataError("all pixels of a channel are equal: there is nothing to standardise, and nothing to learn from")
+            raise DataError(
+                "Preprocessing.fit expected pixels that vary in every channel, but all pixels of a channel are equal; "
+                "remove that channel"
+            )
         side = 3 if whiten is True else (whiten or None)
         return Preprocessing(tuple(mean.tolist()), tuple(std.tolist()), side, whiten_eps)
 
     def nodes(self) -> list[Node]:
-        """As nodes, to stand before all others in a graph."""
+        """The nodes to put before all others in a graph."""
         first: list[Node] = [Standardize("standardize", mean=self.mean, std=self.std)]
         return first + (
             [Whiten("whiten", patch_size=(self.whiten, self.whiten), eps=self.whiten_eps, root=self.whiten_root)]
@@ -63,8 +66,8 @@ class Preprocessing:
         )
 
     def output_shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The shape of what a network gets to see of images of this shape."""
+        """The shape of preprocessed images of this shape: the input shape of the network."""
         if image_shape[0] != len(self.mean):
-            raise ConfigError(f"this preprocessing is for {len(self.mean)} channels, the images have {image_shape[0]}")
+            raise ConfigError(f"this preprocessing expected images of {len(self.mean)} channels, got {image_shape[0]}")
         shape = Graph(image_shape, self.nodes()).shapes[self.nodes()[-1].name]
         return shape[0], shape[1], shape[2]

@@ -6,9 +6,9 @@ r"""The layer equation, step by step, as pure functions.
 Paper: equation (ckn_layer) in section 4.1, "Detailed CKN layer" in the appendix. E extracts patches, N holds their norms,
 P pools. Read next: :mod:`torchckn.nn.layers`, which wraps these in modules.
 
-Two things differ from the text, and change no number:
+Two implementation details differ from the paper's text, with equal results:
 
-* E is never formed. ``W E`` is a convolution, and the patch norms are the root of a box filter over squared pixels.
+* E is never formed. ``W E`` is a convolution, and the patch norms are the square root of a box filter over squared pixels.
 * P acts on positions and A on channels, so they commute: we pool first, and multiply fewer columns by A.
 """
 
@@ -27,22 +27,22 @@ from .invsqrt import inverse_sqrt, resolve_method, wide_dtype
 
 
 def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
-    """kappa(W W^T) + eps I for unit-norm filters (..., f, s): the matrix whose inverse root projects. (..., f, f)"""
-    # Filters of unit norm in float32 are off by 1e-7 in float64, which a kernel that is steep at 1 would magnify to 3e-4:
-    # such a kernel is given filters of unit norm in the precision it works in. (The derivative is the same on the sphere.)
+    """kappa(W W^T) + eps I for unit-norm filters (..., f, s), which is A(W)^-2. (..., f, f)"""
+    # Filters of unit norm in float32 are off by 1e-7 in float64, which a kernel that is steep at 1 amplifies to 3e-4, so
+    # they are normalized again in the working precision. (The derivative on the sphere is the same.)
     if kernel.is_steep:
         weight = weight / torch.linalg.vector_norm(weight, dim=-1, keepdim=True)
     cosines = weight @ weight.mT
-    # Rounding leaves the two halves unequal, and again a steep kernel would magnify the difference.
+    # Rounding makes the matrix slightly asymmetric, which a steep kernel would amplify as well.
     gram = kernel.kappa((cosines + cosines.mT) / 2)
     return gram + eps * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
 
 def projection(weight: Tensor, kernel: Kernel, eps: float, method: str = "auto") -> Tensor:
-    """A(W), the symmetric matrix that makes kernel values with the filters into coordinates. (..., f, f)
+    """A(W), the symmetric matrix that turns kernel values with the filters into coordinates. (..., f, f)
 
-    Where the root is computed in float64, so is the Gram matrix: for nearly parallel filters its rounding, not the root's,
-    is what would spoil a float32 gradient.
+    If the root is computed in float64, so is the Gram matrix: for nearly parallel filters, its rounding error would dominate
+    the error of a float32 gradient.
     """
     method, iters = resolve_method(method, weight.device, weight.shape[-2])
     wide = weight.to(wide_dtype(weight.device)) if method == "eigh" else weight
@@ -87,7 +87,7 @@ def kernel_conv2d(
     """The layer equation: images (N, C, H, W), filters (f, C, kh, kw), root (f, f) -> (N, f, H', W').
 
     ``weight=None`` stands for the identity: 1x1 filters that are the channels themselves, which need no convolution.
-    With ``groups``, channels and filters are cut into as many parts that have nothing to do with each other: filters are
+    With ``groups``, channels and filters are divided into independent groups, as in ``torch.nn.Conv2d``: filters are
     (f, C / groups, kh, kw), and root (groups, f / groups, f / groups).
     """
     x = fast_layout(x)
@@ -99,7 +99,7 @@ def kernel_conv2d(
     if norms_cancel:
         values = responses
     else:
-        # A group of channels counts as an image of its own: (N groups, C / groups, H, W)
+        # Each group of channels is treated as a separate image: (N groups, C / groups, H, W)
         squares = patch_squares(_split(x, groups), (kernel_size[0], kernel_size[1]), stride, padding, dilation)
         check_finite(squares)
         values = kernel.map(_split(responses, groups), squares, inplace=weight is not None)
@@ -116,10 +116,10 @@ def _split(x: Tensor, groups: int) -> Tensor:
 
 
 def fast_layout(x: Tensor) -> Tensor:
-    """Images in the memory layout that the elementwise passes like best: on a CPU, channels last."""
+    """Images in the memory layout with the fastest elementwise operations: on a CPU, channels last."""
     if x.device.type != "cpu" or x.stride(1) == 1:
         return x
-    # For one channel, `contiguous` sees no difference, but the convolution that follows does.
+    # For one channel, `contiguous` makes no copy, but the convolution that follows needs the strides of channels last.
     return x.clone(memory_format=torch.channels_last)
 
 
@@ -131,7 +131,7 @@ def kernel_linear(x: Tensor, weight: Tensor, root: Tensor, kernel: Kernel) -> Te
 
 
 def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel, region_of: Tensor) -> Tensor:
-    """The layer equation with filters of its own for every region.
+    """The layer equation with separate filters for every region.
 
     Args:
         patches: (N, s, L), the patches of L positions
@@ -150,11 +150,11 @@ def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel
 
 
 def check_finite(values: Tensor) -> None:
-    """Raise a :class:`DataError` for NaN or infinity; looks at ``values`` once, and not inside a compiled graph."""
+    """Raise a :class:`DataError` for NaN or infinity: one pass over ``values``, skipped in a compiled graph."""
     if torch.compiler.is_compiling() or torch.isfinite(values.detach().sum()):
         return
     if not torch.isfinite(values.detach()).all():
         raise DataError(
-            "a kernel layer expected finite input, got NaN or infinity (or numbers whose squares overflow); check the images "
-            "and their scaling, and, in training, try a smaller step size"
+            "a kernel layer expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
+            "images and their scaling, and, in training, try a smaller learning rate"
         )

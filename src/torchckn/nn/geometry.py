@@ -1,6 +1,9 @@
-"""Sizes of windows and of what they leave: shared by layers, pooling and the graph."""
+"""Window sizes and output sizes, shared by layers, pooling and the graph."""
 
 from __future__ import annotations
+
+import torch
+from torch import Tensor
 
 from ..errors import ConfigError
 
@@ -8,15 +11,27 @@ Pair = tuple[int, int]
 
 
 def pair(name: str, value: int | Pair, least: int = 1) -> Pair:
-    """``value`` as (rows, columns), checked."""
+    """``value`` as a validated pair (rows, columns)."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in both):
-        raise ConfigError(f"{name} expected a whole number of at least {least}, or two of them, got {value!r}")
+        raise ConfigError(f"{name} expected an integer >= {least} or a pair of them, got {value!r}")
     return both
 
 
 def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
-    """Height and width after a convolution, as torch counts them; below 1 where no patch fits."""
+    """Height and width after a convolution, as in torch; below 1 if no patch fits."""
     spans = (size[i] + 2 * padding[i] - dilation[i] * (kernel_size[i] - 1) - 1 for i in (0, 1))
     rows, columns = (span // step + 1 for span, step in zip(spans, stride, strict=True))
     return rows, columns
+
+
+def draw_normal(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device | str | None) -> Tensor:
+    """Random numbers, drawn on the CPU in float64, so that a seed means the same on every device and in every dtype."""
+    if device is not None and torch.device(device).type == "meta":
+        return torch.empty(shape, dtype=torch.float64, device="meta")
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def real_device(device: torch.device | str | None) -> torch.device | str | None:
+    """``device``, or the CPU in place of meta: for what a network's file does not have."""
+    return "cpu" if device is not None and torch.device(device).type == "meta" else device

@@ -15,9 +15,9 @@ Three methods, each for one matrix (f, f) or a batch (..., f, f):
 
     Computed in float64, whatever the dtype of M.
 ``newton``
-    The paper's method: matrix products only, differentiated by autodiff through the iterations.
+    The paper's method: matrix products only, differentiated by autograd through the iterations.
 ``svd``
-    Autodiff through a singular value decomposition, kept because the paper compares with it. Its derivative divides by
+    Autograd through a singular value decomposition, included because the paper compares with it. Its derivative divides by
     differences of singular values: inaccurate when they are close, NaN when they are equal.
 """
 
@@ -38,27 +38,29 @@ ITERATIONS = 20
 
 
 def choose_method(device: torch.device, size: int) -> RootMethod:
-    """What ``method="auto"`` means: the one place where the device decides.
+    """The method that ``method="auto"`` uses on this device.
 
-    On a CPU the closed form is both the most accurate and the fastest (``make bench`` prints the comparison). An
-    accelerator is slow at eigendecompositions of more than a few dozen rows and fast at matrix products.
+    On a CPU the closed form is the most accurate and the fastest (``make bench`` prints the comparison). On an
+    accelerator, eigendecompositions of more than a few dozen rows are slow and matrix products are fast.
     """
     return "eigh" if device.type == "cpu" or size <= 32 else "newton"
 
 
 def check_method(method: str) -> tuple[str, int]:
-    """The method and its number of Newton iterations, of a text such as ``"newton"`` or ``"newton:50"``."""
+    """The method and its number of Newton iterations, from a text such as ``"newton"`` or ``"newton:50"``."""
     name, colon, number = method.partition(":") if isinstance(method, str) else (method, "", "")
     check_choice("inverse square root method", name, RootMethod)
     if not colon:
         return name, ITERATIONS
     if name != "newton" or not number.isdecimal() or not 0 < int(number) < 10_000:
-        raise ConfigError(f"inverse_sqrt: expected iterations after newton only, as in 'newton:50', got {method!r}")
+        raise ConfigError(
+            f"inverse_sqrt: expected a number of iterations for newton only, as in 'newton:50', got {method!r}"
+        )
     return name, int(number)
 
 
 def resolve_method(method: str, device: torch.device, size: int) -> tuple[str, int]:
-    """The method with ``"auto"`` decided, and its number of Newton iterations."""
+    """The method with ``"auto"`` resolved, and its number of Newton iterations."""
     name, iters = check_method(method)
     return (choose_method(device, size) if name == "auto" else name), iters
 
@@ -67,9 +69,9 @@ def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = No
     """M^(-1/2) of a symmetric positive definite matrix (f, f) or a batch of them (..., f, f).
 
     Args:
-        matrix: symmetric (up to rounding; its symmetric part is what counts) and positive definite.
+        matrix: symmetric (up to rounding; the symmetric part is used) and positive definite.
         method: ``"eigh"``, ``"newton"``, ``"svd"``, or ``"auto"``: see :func:`choose_method`. ``"newton:50"``: 50 iterations.
-        iters: Newton iterations, 20 by default as in the paper; with ``tol``, the most that are made.
+        iters: Newton iterations, 20 by default as in the paper; with ``tol``, the maximum.
         tol: for Newton, stop as soon as :func:`newton_residual` is below this; an error if ``iters`` do not reach it.
 
     Example:
@@ -77,8 +79,8 @@ def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = No
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.2000]])
     """
-    method, own_iters = resolve_method(method, matrix.device, matrix.shape[-1] if matrix.ndim else 0)
-    iters = own_iters if iters is None else iters
+    method, method_iters = resolve_method(method, matrix.device, matrix.shape[-1] if matrix.ndim else 0)
+    iters = method_iters if iters is None else iters
     _require_symmetric(matrix)
     symmetric = (matrix + matrix.mT) / 2
     if method == "newton":
@@ -92,7 +94,7 @@ class _EighInverseSqrt(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(matrix.to(wide_dtype(matrix.device)))
-        # An eigenvalue below the rounding of the largest is noise, whatever its sign.
+        # An eigenvalue below the rounding error of the largest one is noise, whatever its sign.
         noise = matrix.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].abs()
         _require_positive(values[..., :1] - noise, matrix)
         scales = values.sqrt()  # s
@@ -107,15 +109,15 @@ class _EighInverseSqrt(torch.autograd.Function):
 
 
 def lyapunov_gradient(scales: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
-    """The gradient in M from the gradient in M^(-1/2), with M = U diag(s^2) U^T: the closed form above."""
+    """The gradient with respect to M = U diag(s^2) U^T, given the one with respect to M^(-1/2): the closed form above."""
     wide = grad.to(vectors.dtype)
     wide = vectors.mT @ (wide + wide.mT) @ vectors / 2
     row, column = scales[..., :, None], scales[..., None, :]
     return (vectors @ (-wide / (row * column * (row + column))) @ vectors.mT).to(grad.dtype)
 
 
-class _KnownRoot(torch.autograd.Function):
-    """A root computed earlier, with the exact gradient in its matrix, should anyone ask for it."""
+class _PrecomputedRoot(torch.autograd.Function):
+    """A root computed earlier, with the exact gradient with respect to its matrix."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, root: Tensor) -> Tensor:
@@ -130,56 +132,56 @@ class _KnownRoot(torch.autograd.Function):
         return lyapunov_gradient(1 / inverse_scales, vectors, grad), None
 
 
-def known_inverse_sqrt(matrix: Tensor, root: Tensor) -> Tensor:
-    """``root``, which is known to be ``matrix^(-1/2)``, made differentiable in ``matrix`` at no cost until backward."""
-    return _KnownRoot.apply(matrix, root)
+def precomputed_inverse_sqrt(matrix: Tensor, root: Tensor) -> Tensor:
+    """``root``, which equals ``matrix^(-1/2)``, as a differentiable function of ``matrix``; costs nothing until backward."""
+    return _PrecomputedRoot.apply(matrix, root)
 
 
 class NewtonResult(NamedTuple):
     root: Tensor
     """the approximate inverse square root, (..., f, f)"""
     residual: Tensor
-    """how far it is from one: ``newton_residual(matrix, root)``, one number a matrix"""
+    """its error: ``newton_residual(matrix, root)``, one number per matrix"""
     iterations: int
-    """how many iterations were made"""
+    """number of iterations made"""
 
 
 def newton(matrix: Tensor, iters: int = ITERATIONS, tol: float | None = None) -> NewtonResult:
     """Algorithm 1 of the paper: Newton's method for sign([[0, M], [I, 0]]), with one inner Newton step per inverse.
 
-    Differentiable by autodiff through the iterations. ``tol`` as in :func:`inverse_sqrt`.
+    Differentiable by autograd through the iterations. ``tol`` as in :func:`inverse_sqrt`.
     """
-    _require_positive(_smallest_pivot(matrix), matrix)
+    _require_positive(_definiteness(matrix), matrix)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    norm = torch.linalg.matrix_norm(matrix, keepdim=True)  # Frobenius: puts the spectrum into (0, 1]
+    norm = torch.linalg.matrix_norm(matrix, keepdim=True)  # Frobenius: scales the spectrum to (0, 1]
     s, t = matrix / norm, identity.expand_as(matrix)
-    done = 0
-    while done < iters:
+    iterations = 0
+    while iterations < iters:
         step = (3 * identity - t @ s) / 2
         s, t = s @ step, step @ t
-        done += 1
-        # T S -> I: the residual of the iteration itself, without the extra products of newton_residual.
+        iterations += 1
+        # T S -> I: the residual of the iteration, which needs fewer products than newton_residual.
         if tol is not None and bool((torch.linalg.matrix_norm((t @ s).detach() - identity) <= tol).all()):
             break
     root = t / norm.sqrt()
     residual = newton_residual(matrix.detach(), root.detach())
     if tol is not None and not bool((residual <= tol).all()):
         raise NumericalError(
-            f"Newton's method reached a residual of {residual.max().item():.1e} after {done} iterations, expected {tol:.1e}; "
-            "allow more iters, a larger tol or eps, use float64, or method='eigh'"
+            f"Newton's method reached a residual of {residual.max().item():.1e} after {iterations} iterations, expected "
+            f"{tol:.1e}; allow more iters, a larger tol or eps, use float64, or method='eigh'"
         )
-    return NewtonResult(root, residual, done)
+    return NewtonResult(root, residual, iterations)
 
 
 def newton_residual(matrix: Tensor, root: Tensor) -> Tensor:
-    """|T M T - I| in the Frobenius norm, for each matrix M with supposed inverse square root T."""
+    """|T M T - I| in the Frobenius norm, for each matrix M with approximate inverse square root T."""
     product = root @ matrix @ root
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     return torch.linalg.matrix_norm(product - identity)
 
 
 def _svd_inverse_sqrt(matrix: Tensor) -> Tensor:
-    _require_positive(_smallest_pivot(matrix), matrix)
+    _require_positive(_definiteness(matrix), matrix)
     left, values, right = torch.linalg.svd(matrix)
     return (left * values.rsqrt()[..., None, :]) @ right
 
@@ -192,14 +194,14 @@ _METHODS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype that decompositions are computed in: float64 wherever the device has it."""
+    """The dtype of decompositions: float64 if the device supports it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _require_symmetric(matrix: Tensor) -> None:
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or not matrix.is_floating_point():
         raise DataError(
-            f"inverse_sqrt expected real square matrices (..., f, f), got {tuple(matrix.shape)} of {matrix.dtype}"
+            f"inverse_sqrt expected floating-point square matrices (..., f, f), got {tuple(matrix.shape)} of {matrix.dtype}"
         )
     if torch.compiler.is_compiling() or not matrix.numel():
         return
@@ -207,30 +209,30 @@ def _require_symmetric(matrix: Tensor) -> None:
     largest = detached.abs().max()
     if not torch.isfinite(largest):
         raise NumericalError(
-            "inverse_sqrt expected finite entries, got NaN or infinity; look at the filters and the bandwidth: a training step "
-            "that was too large is the usual cause"
+            "inverse_sqrt expected finite entries, got NaN or infinity; check the filters and the bandwidth, and try a smaller "
+            "learning rate, because too large a training step is the usual cause"
         )
-    own_scale = detached.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
-    gap = ((detached - detached.mT).abs() / own_scale).max()
+    scale = detached.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
+    asymmetry = ((detached - detached.mT).abs() / scale).max()
     tolerance = 1e-3 if matrix.dtype in (torch.float16, torch.bfloat16) else 1e-5
-    if gap > tolerance:
+    if asymmetry > tolerance:
         raise NumericalError(
-            f"inverse_sqrt expected a symmetric matrix, got one whose halves differ by {gap.item():.1e} of its largest entry; "
-            "pass (M + M.T) / 2 if that is what you mean"
+            f"inverse_sqrt expected a symmetric matrix, got one whose asymmetry is {asymmetry.item():.1e} of its largest entry; "
+            "pass (M + M.T) / 2 to use its symmetric part"
         )
 
 
-def _smallest_pivot(matrix: Tensor) -> Tensor:
-    """Positive for a positive definite matrix, else not: the sign of its Cholesky factorisation's success."""
+def _definiteness(matrix: Tensor) -> Tensor:
+    """1 for a positive definite matrix, at most 0 otherwise: whether its Cholesky factorization succeeds."""
     _, info = torch.linalg.cholesky_ex(matrix.detach().to(wide_dtype(matrix.device)))
     return 1 - info
 
 
-def _require_positive(smallest: Tensor, matrix: Tensor) -> None:
-    if torch.compiler.is_compiling() or bool((smallest > 0).all()):
+def _require_positive(definiteness: Tensor, matrix: Tensor) -> None:
+    if torch.compiler.is_compiling() or bool((definiteness > 0).all()):
         return
     lowest = torch.linalg.eigvalsh(matrix.detach().to(wide_dtype(matrix.device))).min().item()
     raise NumericalError(
         f"inverse_sqrt expected a positive definite matrix, got one with smallest eigenvalue {lowest:.1e}; "
-        "add eps * I to it (for a layer: a larger eps, at least 1e-6 in float32), and look for duplicate filters"
+        "add eps * I to it (for a layer: a larger eps, at least 1e-6 in float32), and check for duplicate filters"
     )

@@ -5,9 +5,9 @@ r"""The layers of a convolutional kernel network, as ordinary modules.
 Paper: section 3.1 (the layer), section 3.2 "Layer type" (convolutional, partially connected, fully connected).
 Read first: :mod:`torchckn.nn.functional`, the equation itself. Read next: :mod:`torchckn.graph`.
 
-Every layer has its filters in ``weight``, a ``Parameter`` of unit-norm rows from construction on: random until fitted.
-Keep them on the sphere when you train them: :class:`torchckn.fit.SphereSGD` does, and ``layer.normalize_()`` brings them back
-after the step of any other optimizer.
+The filters of a layer are its ``weight``, a ``Parameter`` with rows of unit norm: random when the layer is built, until fitted.
+They must stay on the sphere during training: use :class:`torchckn.fit.SphereSGD`, or call ``layer.normalize_()`` after each
+step of any other optimizer.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..choices import Init, check_choice
 from ..errors import ConfigError, DataError, NumericalError
 from ..kernels import Kernel, RBFSphere
 from .functional import filter_gram, kernel_conv2d, kernel_linear, kernel_local2d, projection
-from .geometry import Pair, conv_output_size, pair
-from .invsqrt import check_method, known_inverse_sqrt, wide_dtype
+from .geometry import Pair, conv_output_size, draw_normal, pair, real_device
+from .invsqrt import check_method, precomputed_inverse_sqrt, wide_dtype
 from .pooling import require_linear
 
 
 class KernelLayer(nn.Module):
-    """What all kernel layers share: filters, kernel, and the projection A(W) with its memory.
+    """Base class of the kernel layers: filters, kernel, and the projection A(W) with its cache.
 
-    Subclasses give ``weight`` a shape, and a ``forward``.
+    Subclasses define the shape of ``weight`` and ``forward``.
     """
 
     weight: nn.Parameter
@@ -52,21 +52,22 @@ class KernelLayer(nn.Module):
         super().__init__()
         self.kernel = RBFSphere(0.6) if kernel is None else kernel
         if not isinstance(self.kernel, Kernel):
-            raise ConfigError(f"kernel expected an object such as torchckn.kernels.RBFSphere(0.6), got {kernel!r}")
+            raise ConfigError(f"kernel expected a kernel such as torchckn.kernels.RBFSphere(0.6), got {kernel!r}")
         if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
             raise ConfigError(f"eps expected a number >= 0, got {eps!r}; the paper uses 1e-3")
         check_choice("init", init, Init)
         check_method(inverse_sqrt)
         if not all(isinstance(n, int) and n >= 1 for n in shape):
-            raise ConfigError(f"{type(self).__name__} expected whole sizes of at least 1, got filters of shape {shape}")
+            raise ConfigError(f"{type(self).__name__} expected integer sizes >= 1, got filters of shape {shape}")
         self.eps = float(eps)
         self.init = init
         self.inverse_sqrt = inverse_sqrt
-        self._filter_dims = filter_dims  # how many trailing dimensions make up one filter
-        self._memory: tuple[object, list[Tensor], Tensor] | None = None  # what the root came from, and the root
+        self._filter_dims = filter_dims  # number of trailing dimensions of one filter
+        # the settings and tensors that the cached root depends on, and the root
+        self._cache: tuple[object, list[Tensor], Tensor] | None = None
         self._shared: Tensor | None = None  # the root for all passes within shared_projection
-        # Drawn on the CPU and in float64, so that a seed means the same filters on every device and in every dtype.
-        weight = torch.randn(shape, generator=generator, dtype=torch.float64)
+        # Drawn on the CPU in float64, so that a seed gives the same filters on every device and in every dtype.
+        weight = draw_normal(shape, generator, device)
         self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
         self.normalize_()
 
@@ -80,21 +81,21 @@ class KernelLayer(nn.Module):
 
     @torch.no_grad()
     def normalize_(self) -> KernelLayer:
-        """Bring every filter back to the unit sphere, in place; an all-zero filter has no direction and is an error."""
+        """Normalize every filter to unit norm, in place; an all-zero filter has no direction and raises an error."""
         norms = torch.linalg.vector_norm(self.weight.flatten(-self._filter_dims), dim=-1)
         if norms.is_meta:
             return self
         if not bool(((norms > 0) & norms.isfinite()).all()):
             raise NumericalError(
-                "a filter is all zero or not finite and cannot be put on the sphere; set it to something else"
+                "expected filters that can be normalized, got a filter that is all zero or not finite; set it to other values"
             )
         self.weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KernelLayer:
-        before = self.weight.dtype
+        old_dtype = self.weight.dtype
         super()._apply(fn, recurse)
-        if torch.finfo(self.weight.dtype).eps < torch.finfo(before).eps:
+        if torch.finfo(self.weight.dtype).eps < torch.finfo(old_dtype).eps:
             self.normalize_()  # unit norm in float32 is off by 1e-8 in float64
         return self
 
@@ -106,8 +107,8 @@ class KernelLayer(nn.Module):
     def projection(self) -> Tensor:
         """A(W) = (kappa(W W^T) + eps I)^(-1/2): (f, f), or (regions, f, f).
 
-        In training mode it is computed anew, with its graph. In eval mode it is computed once and remembered for as long
-        as the filters, the bandwidth and eps stay equal to what they were; gradients are exact there as well.
+        In training mode it is computed in every call, with its graph. In eval mode it is computed once and cached for as long
+        as the filters, the bandwidth and eps do not change; gradients are exact in both modes.
         """
         if self._shared is not None:
             return self._shared
@@ -115,17 +116,17 @@ class KernelLayer(nn.Module):
         if self.training or torch.compiler.is_compiling():
             self._check_filters(weight)
             return projection(weight, self.kernel, self.eps, self.inverse_sqrt)
-        root = self._remembered_root(weight)
+        root = self._cached_root(weight)
         inputs = (self.weight, *self.kernel.parameters())
         if torch.is_grad_enabled() and any(p.requires_grad for p in inputs):
-            root = known_inverse_sqrt(filter_gram(weight.to(root.dtype), self.kernel, self.eps), root)
+            root = precomputed_inverse_sqrt(filter_gram(weight.to(root.dtype), self.kernel, self.eps), root)
         return root.to(weight.dtype, copy=True)
 
     @contextmanager
     def shared_projection(self, root: Tensor | None = None) -> Iterator[None]:
-        """Compute A(W) once for all passes within this context, and go backward through it once, at its end.
+        """Compute A(W) once for all passes within this context, and backpropagate through it once, at the end.
 
-        ``root``: A(W) as computed elsewhere, with its graph.
+        ``root``: A(W) computed elsewhere, with its graph.
         """
         root = self.projection() if root is None else root
         self._shared = root.detach().requires_grad_(root.requires_grad)
@@ -138,23 +139,25 @@ class KernelLayer(nn.Module):
 
     @torch.inference_mode(False)  # a tensor made in inference mode could not be used outside of it
     @torch.no_grad()
-    def _remembered_root(self, weight: Tensor) -> Tensor:
+    def _cached_root(self, weight: Tensor) -> Tensor:
         attributes = sorted((k, v) for k, v in vars(self.kernel).items() if isinstance(v, (int, float, str)))
         settings = (type(self.kernel), attributes, self.eps, self.inverse_sqrt)
         tensors = [weight, *self.kernel.parameters(), *self.kernel.buffers()]
-        # Values are compared, not version counters: those do not see edits through `.data`.
-        if self._memory is None or self._memory[0] != settings or not _all_equal(self._memory[1], tensors):
+        # Values are compared, not version counters, which miss changes through `.data`.
+        if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], tensors):
             self._check_filters(weight)
-            # Kept in float64, for a gradient that may be asked of it.
+            # Cached in float64, for an accurate gradient.
             root = projection(weight.to(wide_dtype(weight.device)), self.kernel, self.eps, self.inverse_sqrt)
-            self._memory = settings, [tensor.clone() for tensor in tensors], root
-        return self._memory[2]
+            self._cache = settings, [tensor.clone() for tensor in tensors], root
+        return self._cache[2]
 
     def _check_filters(self, weight: Tensor) -> None:
         if torch.compiler.is_compiling():
             return
         if self.init == "identity" and not torch.equal(weight, torch.eye(len(weight)).to(weight)):
-            raise NumericalError("the filters of an identity layer are fixed, but were changed; build it with init='kmeans'")
+            raise NumericalError(
+                "expected the fixed filters of an identity layer, got changed ones; build the layer with init='kmeans'"
+            )
         low, high = torch.linalg.vector_norm(weight.detach(), dim=-1).aminmax()
         if not (low > 0.9 and high < 1.1):
             raise NumericalError(
@@ -167,17 +170,17 @@ class KernelLayer(nn.Module):
 
 
 class KernelConv2d(KernelLayer):
-    """Convolutional kernel layer: one subspace for the patches of all positions. (N, C, H, W) -> (N, filters, H', W')
+    """Convolutional kernel layer: one subspace for the patches at all positions. (N, C, H, W) -> (N, filters, H', W')
 
     Args:
-        in_channels, filters, kernel_size, stride, padding, dilation, groups: as for ``torch.nn.Conv2d``; padding is with
-            zeros, and every group of filters has a subspace of its own.
+        in_channels, filters, kernel_size, stride, padding, dilation, groups: as for ``torch.nn.Conv2d``; zero
+            padding, and a separate subspace for every group of filters.
         kernel: a :class:`torchckn.kernels.Kernel`; default ``RBFSphere(0.6)``.
         pool: a module that acts on positions and is linear, such as ``nn.AvgPool2d(2)``; applied before the projection,
-            which gives the same numbers from fewer of them.
+            which gives the same result with fewer operations.
         eps: added to the diagonal of the filters' Gram matrix.
-        init: how ``fit_filters`` will choose the filters: ``"kmeans"``, ``"sample"`` or ``"random"``; or ``"identity"``:
-            1x1 filters that are the input's own channels, never trained, computed without a convolution.
+        init: how ``fit_filters`` chooses the filters: ``"kmeans"``, ``"sample"`` or ``"random"``; or ``"identity"``: 1x1
+            filters that are the input channels, never trained, computed without a convolution.
         inverse_sqrt: method of :func:`torchckn.inverse_sqrt`.
 
     Example:
@@ -207,12 +210,10 @@ class KernelConv2d(KernelLayer):
     ) -> None:
         sizes = pair("kernel_size", kernel_size)
         if not all(isinstance(n, int) and n >= 1 for n in (in_channels, filters)):
-            raise ConfigError(
-                f"KernelConv2d expected whole sizes of at least 1, got {in_channels!r} channels, {filters!r} filters"
-            )
+            raise ConfigError(f"KernelConv2d expected integer sizes >= 1, got {in_channels!r} channels, {filters!r} filters")
         if not isinstance(groups, int) or groups < 1 or in_channels % groups or filters % groups:
             raise ConfigError(
-                f"groups expected a whole number that divides in_channels ({in_channels}) and filters ({filters}), got {groups!r}"
+                f"groups expected an integer that divides in_channels ({in_channels}) and filters ({filters}), got {groups!r}"
             )
         shape = (filters, in_channels // groups, *sizes)
         super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, generator, device, dtype)
@@ -305,13 +306,13 @@ class KernelLinear(KernelLayer):
 class KernelLocal2d(KernelLayer):
     """Partially connected kernel layer: a subspace for each region of the image. (N, C, H, W) -> (N, filters, H', W')
 
-    The output positions are cut into a grid of ``regions`` (rows, columns), each with filters of its own; by default
-    every position is a region, as in a locally connected layer. ``weight`` is (regions, filters, C, kh, kw), regions row
-    by row. Coordinates of different regions live in different subspaces: pool within regions, not across them.
+    The output positions are divided into a grid of ``regions`` (rows, columns), each with separate filters; by default every
+    position is a region, as in a locally connected layer. ``weight`` is (regions, filters, C, kh, kw), regions row
+    by row. Coordinates of different regions belong to different subspaces: pool within regions, not across them.
 
     Args:
-        input_size: height and width of the input, which fix the number of positions.
-        regions: rows and columns of the grid of regions; ``None``: one region a position.
+        input_size: height and width of the input, which determine the number of positions.
+        regions: rows and columns of the grid of regions; ``None``: one region per position.
         others: as for :class:`KernelConv2d`.
     """
 
@@ -344,10 +345,14 @@ class KernelLocal2d(KernelLayer):
         input_size = pair("input_size", input_size)
         output_size = conv_output_size(input_size, sizes, *geometry)
         if min(output_size) < 1:
-            raise ConfigError(f"KernelLocal2d: no {sizes[0]}x{sizes[1]} patch fits into input_size {input_size}")
+            raise ConfigError(
+                f"KernelLocal2d expected an input_size of at least one {sizes[0]}x{sizes[1]} patch, got {input_size}"
+            )
         grid = output_size if regions is None else pair("regions", regions)
         if grid[0] > output_size[0] or grid[1] > output_size[1]:
-            raise ConfigError(f"KernelLocal2d has {output_size} output positions, which {grid} regions cannot share out")
+            raise ConfigError(
+                f"KernelLocal2d expected at most as many regions as output positions, {output_size}, got {grid}"
+            )
         shape = (grid[0] * grid[1], filters, in_channels, *sizes)
         super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, generator, device, dtype)
         self.in_channels = in_channels
@@ -357,31 +362,31 @@ class KernelLocal2d(KernelLayer):
         self.output_size = output_size
         self.regions = grid
         self.pool = require_linear(pool)
-        self.register_buffer("region_of", region_index(output_size, grid).to(device), persistent=False)
+        self.register_buffer("region_of", region_index(output_size, grid).to(real_device(device)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         require_images("KernelLocal2d", x, self.in_channels, self.weight)
         if tuple(x.shape[2:]) != self.input_size:
-            raise DataError(f"KernelLocal2d was built for {self.input_size} pixels, got {tuple(x.shape[2:])}")
+            raise DataError(f"KernelLocal2d expected images of {self.input_size} pixels, got {tuple(x.shape[2:])}")
         patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (N, s, L)
         features = kernel_local2d(patches, self.filter_matrix(), self.projection(), self.kernel, self.region_of)
         features = features.unflatten(2, self.output_size)  # (N, f, H', W')
-        # Unlike in KernelConv2d the projection differs from region to region, so pooling has to wait for it.
+        # Unlike in KernelConv2d, the projection differs between regions, so pooling comes after it.
         return features if self.pool is None else self.pool(features)
 
 
 def region_index(output_size: Pair, regions: Pair | None) -> Tensor:
-    """Which region, counted row by row, each output position belongs to, positions row by row: (H' W',)"""
+    """The region of each output position, both counted row by row: (H' W',)"""
     grid = output_size if regions is None else regions
     rows, columns = (torch.arange(n) * g // n for n, g in zip(output_size, grid, strict=True))
     return (rows[:, None] * grid[1] + columns).flatten()
 
 
 class KernelSum(nn.Module):
-    """Direct sum of branches: their kernels add, so their feature maps are put side by side along the channels.
+    """Direct sum of branches: their kernels add up, so their feature maps are concatenated along the channels.
 
     The counterpart of both ``a + b`` and ``torch.cat([a, b], 1)`` in a ConvNet. With ``weights``, branches are multiplied by
-    them first.
+    these first.
     """
 
     def __init__(self, weights: Sequence[float] | None = None) -> None:
@@ -413,18 +418,18 @@ def require_same_type(layer: str, x: Tensor, weight: Tensor) -> None:
     if mixed or x.device != weight.device:
         raise DataError(
             f"{layer} has {weight.dtype} filters on {weight.device}, got {x.dtype} input on {x.device}; "
-            "use x.to(layer.weight) or layer.to(x)"
+            "use x.to(layer.weight) or layer.to(x), and divide uint8 images by 255"
         )
 
 
-def _all_equal(these: list[Tensor], those: list[Tensor]) -> bool:
-    return len(these) == len(those) and all(
-        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(these, those, strict=True)
+def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(left, right, strict=True)
     )
 
 
 def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:
-    """Parameter groups of a network's layers, where they have gradients: filters on spheres, bandwidths; no head."""
+    """Parameter groups of a network's trainable filters (on spheres) and bandwidths, without the head."""
     spheres: dict[int, list[Tensor]] = {}
     for layer in module.modules():
         if isinstance(layer, KernelLayer):

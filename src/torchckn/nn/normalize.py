@@ -1,4 +1,4 @@
-"""Division of the features at each position by their norm (paper, section 3.2), and standardisation of pixels (5.1)."""
+"""Division of the features at each position by their norm (paper, section 3.2), and standardization of pixels (5.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..kernels import safe_norms
 
 
 class Normalization(nn.Module):
-    """x / |x| over the channels, position by position; zero stays zero. (N, C, H, W) -> (N, C, H, W)"""
+    """x / |x| over the channels, at each position; zero stays zero. (N, C, H, W) -> (N, C, H, W)"""
 
     def forward(self, x: Tensor) -> Tensor:
         _, inverse = safe_norms(x.square().sum(1, keepdim=True))
@@ -19,7 +19,7 @@ class Normalization(nn.Module):
 
 
 class Standardization(nn.Module):
-    """(x - mean) / std, channel by channel, with numbers that are part of the description and not trained."""
+    """(x - mean) / std for each channel, with constants that are part of the graph and not trained."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Standardization(nn.Module):
 
 
 def unit_pixels(images: Tensor, like: Tensor | None = None) -> Tensor:
-    """Pixels between 0 and 1: bytes are divided by 255, other numbers taken as they are; in dtype and device of ``like``."""
+    """Pixels between 0 and 1: uint8 is divided by 255, other dtypes keep their values; in the dtype and device of ``like``."""
     like = torch.empty(0) if like is None else like
     scaled = images.to(like)
     return scaled.div_(255) if images.dtype == torch.uint8 else scaled

@@ -1,7 +1,7 @@
-r"""Pooling: averages of features over neighbourhoods, followed by subsampling. The P of the layer equation.
+r"""Pooling: averages of features over neighborhoods, followed by subsampling. P in the layer equation.
 
-Paper: section 3.2 "Pooling". Plain averages are torch's own ``AvgPool2d`` and ``AdaptiveAvgPool2d``; this adds the Gaussian
-average of the CKN literature. Read next: :mod:`torchckn.nn.layers`.
+Paper: section 3.2 "Pooling". Plain averages are torch's own ``AvgPool2d`` and ``AdaptiveAvgPool2d``; this
+module adds the Gaussian average of the CKN literature. Read next: :mod:`torchckn.nn.layers`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .geometry import conv_output_size
 class GaussianPool2d(nn.Module):
     r"""Weighted average with Gaussian weights, then subsampling (paper, section 3.2 "Pooling").
 
-    The weight of x' around x is proportional to ``exp(-|x' - x|^2 / (2 sigma^2))``, and the weights sum to one; beyond
-    the border there are zeros. The defaults are those of the CKN literature for subsampling by ``stride``: sigma =
-    stride / sqrt 2, a window of 2 stride + 1, padding by stride. Computed as two small matrix products, at the kept
+    The weight of x' around x is proportional to ``exp(-|x' - x|^2 / (2 sigma^2))``, and the weights sum to one; the
+    image is padded with zeros. The defaults are those of the CKN literature for subsampling by ``stride``: sigma =
+    stride / sqrt 2, a window of 2 stride + 1, padding by stride. Computed as two small matrix products, at the output
     positions only.
     """
 
@@ -28,9 +28,7 @@ class GaussianPool2d(nn.Module):
         super().__init__()
         for name, number in (("stride", stride), ("kernel_size", kernel_size), ("padding", padding)):
             if number is not None and (not isinstance(number, int) or number < (name != "padding")):
-                raise ConfigError(
-                    f"GaussianPool2d expected one whole number as {name}, the same for both axes, got {number!r}"
-                )
+                raise ConfigError(f"GaussianPool2d expected one integer as {name}, the same for both axes, got {number!r}")
         self.stride = stride
         self.sigma = self.stride / 2**0.5 if sigma is None else float(sigma)
         if not self.sigma > 0:
@@ -40,17 +38,17 @@ class GaussianPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
-            raise DataError(f"GaussianPool2d expected real numbers, got {x.dtype}; use x.float()")
+            raise DataError(f"GaussianPool2d expected floating-point input, got {x.dtype}; use x.float()")
         rows, columns = (self.matrix(n).to(x) for n in x.shape[-2:])
         return torch.einsum("ph,...hw,qw->...pq", rows, x, columns)
 
     def matrix(self, size: int) -> Tensor:
-        """The pooling of one axis as a matrix: (positions kept, positions there were), float64."""
-        kept = conv_output_size((size, 1), (self.kernel_size, 1), (self.stride, 1), (self.padding, 0), (1, 1))[0]
-        if kept < 1:
+        """The pooling along one axis as a matrix: (output positions, input positions), float64."""
+        positions = conv_output_size((size, 1), (self.kernel_size, 1), (self.stride, 1), (self.padding, 0), (1, 1))[0]
+        if positions < 1:
             raise DataError(f"GaussianPool2d expected at least {self.kernel_size - 2 * self.padding} pixels, got {size}")
-        first = torch.arange(kept)[:, None] * self.stride - self.padding
-        offset = torch.arange(size) - first  # where each position lies in each window
+        first = torch.arange(positions)[:, None] * self.stride - self.padding
+        offset = torch.arange(size) - first  # index of each input position in each window
         window = torch.arange(self.kernel_size, dtype=torch.float64) - (self.kernel_size - 1) / 2
         weights = torch.softmax(-(window**2) / (2 * self.sigma**2), 0)
         inside = (offset >= 0) & (offset < self.kernel_size)
@@ -60,12 +58,12 @@ class GaussianPool2d(nn.Module):
         return f"stride={self.stride}, sigma={self.sigma:.3g}, kernel_size={self.kernel_size}, padding={self.padding}"
 
 
-#: what torch has that is linear and acts on positions, the same for every channel
+#: torch's modules that are linear and act on positions, the same for every channel
 _LINEAR = (nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ZeroPad2d, nn.Identity)
 
 
 def require_linear(pool: nn.Module | None) -> nn.Module | None:
-    """``pool``, unless torch is known not to mean it linearly: then it cannot change places with the projection."""
+    """``pool``, or an error if it is a torch module that is not linear and so does not commute with the projection."""
     if pool is not None and not isinstance(pool, nn.Module):
         raise ConfigError(f"pool expected a module such as nn.AvgPool2d(2), or None, got {pool!r}")
     if isinstance(pool, nn.Sequential):
@@ -74,6 +72,6 @@ def require_linear(pool: nn.Module | None) -> nn.Module | None:
     elif pool is not None and type(pool).__module__.startswith("torch.nn") and not isinstance(pool, _LINEAR):
         raise ConfigError(
             f"pool expected a linear pooling such as nn.AvgPool2d or GaussianPool2d, got {type(pool).__name__}; "
-            "put it after the layer, as a module of its own"
+            "put it after the layer, as a separate module"
         )
     return pool

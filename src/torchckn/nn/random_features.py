@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..kernels import Kernel
 from .functional import patch_squares
-from .geometry import Pair
+from .geometry import Pair, draw_normal, real_device
 
 
 class _RandomFeatures(nn.Module):
@@ -25,16 +25,18 @@ class _RandomFeatures(nn.Module):
 
     def __init__(
         self,
-        shape: tuple[int, ...],
+        units: tuple[int, ...],
+        patch: tuple[int, ...],
         kernel: Kernel,
         generator: torch.Generator | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
+        """Draw the weights, one ``patch`` for each of the ``units``, and one phase for each of them."""
         super().__init__()
         self.kernel = kernel
-        weight = torch.randn(shape, generator=generator, dtype=torch.float64)
-        phases = torch.rand(shape[0], generator=generator, dtype=torch.float64) * 2 * math.pi
+        weight = draw_normal((*units, *patch), generator, device)
+        phases = torch.rand(units, generator=generator, dtype=torch.float64) * 2 * math.pi
         dtype = dtype or torch.get_default_dtype()
         self.register_buffer("weight", weight.to(device=device, dtype=dtype))
         self.register_buffer("phases", phases.to(device=device, dtype=dtype))
@@ -58,7 +60,7 @@ class RandomFeatureConv2d(_RandomFeatures):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__((filters, in_channels // groups, *kernel_size), kernel, generator, device, dtype)
+        super().__init__((filters,), (in_channels // groups, *kernel_size), kernel, generator, device, dtype)
         self.kernel_size = kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
 
@@ -112,15 +114,15 @@ class RandomFeatureLocal2d(_RandomFeatures):
     ) -> None:
         regions = int(region_of.max()) + 1
         size = in_channels * kernel_size[0] * kernel_size[1]
-        super().__init__((regions, filters, size), kernel, generator, device, dtype)
-        self.register_buffer("region_of", region_of.to(device), persistent=False)
+        super().__init__((regions, filters), (size,), kernel, generator, device, dtype)
+        self.register_buffer("region_of", region_of.to(real_device(device)), persistent=False)
         self.output_size, self.kernel_size = output_size, kernel_size
         self.stride, self.padding, self.dilation = stride, padding, dilation
 
     def forward(self, x: Tensor) -> Tensor:
         patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (N, s, L)
         responses = torch.einsum("lfs,nsl->nfl", self.weight[self.region_of], patches)
-        phases = self.phases[self.region_of]  # (L,)
+        phases = self.phases[self.region_of].T  # (f, L): each filter of each region has its own
         features = self.kernel.random_features(responses, patches.square().sum(1, keepdim=True), phases)
         return (features / responses.shape[1] ** 0.5).unflatten(2, self.output_size)
 
@@ -138,7 +140,7 @@ class RandomFeatureLinear(_RandomFeatures):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__((filters, in_features), kernel, generator, device, dtype)
+        super().__init__((filters,), (in_features,), kernel, generator, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)

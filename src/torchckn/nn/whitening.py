@@ -6,8 +6,8 @@ Paper: section 5.1 ("standardized channel-wise and then ZCA whitened on a per-im
 image, each with its mean subtracted channel by channel; C is that image's own patch covariance. A whitened image is the
 (9 C, H, W) tensor of its patches, on which the first kernel layer has 1x1 filters. Read next: :mod:`torchckn.network`.
 
-Subtracting the means removes one direction a channel, so C is always singular; ``delta = eps * trace(C) / rank`` keeps the
-root finite, and in the removed directions there is nothing for it to amplify.
+Subtracting the means removes one direction per channel, so C is always singular; ``delta = eps * trace(C) / rank`` keeps the
+root finite, and the removed directions contain nothing that it could amplify.
 """
 
 from __future__ import annotations
@@ -26,46 +26,44 @@ from .layers import require_images
 def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3, root: int = 2) -> Tensor:
     """Images (N, C, H, W) -> their whitened patches (N, C kh kw, H, W); an all-zero image stays zero.
 
-    Batched, differentiable, and in the dtype of the images; the root is computed in float64. ``root=4`` whitens half-way, with
-    C^(-1/4), and is not differentiable where eigenvalues are equal.
+    Batched, differentiable, in the dtype of the images; the root is computed in float64. ``root=4`` whitens by half, with
+    C^(-1/4), which is not differentiable at repeated eigenvalues.
     """
     if images.ndim != 4 or not images.is_floating_point():
-        raise DataError(f"whiten expected real images (N, C, H, W), got {tuple(images.shape)} of {images.dtype}")
+        raise DataError(f"whiten expected floating-point images (N, C, H, W), got {tuple(images.shape)} of {images.dtype}")
     height, width = images.shape[2:]
     rows, columns = patch_size = pair("patch_size", patch_size)
-    # An even window has no middle: it reaches one pixel further up and to the left.
-    around = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
-    padded = F.pad(images, around)
-    # A few images at a time: patches are nine times as large as pixels, and should not leave the cache.
-    return torch.cat(
-        [_whiten(some, patch_size, eps, root).unflatten(2, (height, width)) for some in padded.split(_AT_A_TIME)]
-    )
+    # An even window has no center: it extends one pixel further up and to the left.
+    margins = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
+    padded = F.pad(images, margins)
+    # A few images at a time: patches are nine times as large as the image, and should fit into the CPU cache.
+    return torch.cat([_whiten(some, patch_size, eps, root).unflatten(2, (height, width)) for some in padded.split(_CHUNK)])
 
 
-_AT_A_TIME = 16
+_CHUNK = 16
 
 
 def _whiten(padded: Tensor, patch_size: Pair, eps: float, root: int) -> Tensor:
     """The whitened patches (N, s, H W) of padded images.
 
-    Both means are linear maps of the patches, so they are taken out of the covariance and out of the root, which are small,
-    instead of the patches: with Q subtracting each channel's mean and m the mean patch, C = Q (E E^T / p - m m^T) Q, and the
+    Both means are linear maps of the patches, so they are subtracted in the covariance and in the root, which are small,
+    instead of in the patches: with Q subtracting each channel's mean and m the mean patch, C = Q (E E^T / p - m m^T) Q, and the
     whitened patches are (A Q) E - (A Q) m.
     """
     channels, area = padded.shape[1], patch_size[0] * patch_size[1]
     patches = F.unfold(padded, patch_size)
-    # float64, for the directions that the means take out differ from zero by rounding only
+    # float64, because the removed directions differ from zero by rounding errors only
     wide = patches.to(wide_dtype(padded.device))
     mean = wide.mean(2, keepdim=True)
     block = torch.eye(area, dtype=wide.dtype, device=wide.device) - 1 / area
-    centre = torch.block_diag(*[block] * channels)
-    covariance = centre @ (wide @ wide.mT / wide.shape[2] - mean @ mean.mT) @ centre  # (N, s, s)
+    centering = torch.block_diag(*[block] * channels)
+    covariance = centering @ (wide @ wide.mT / wide.shape[2] - mean @ mean.mT) @ centering  # (N, s, s)
     check_finite(covariance)
     rank = max(1, channels * (area - 1))
     spread = covariance.diagonal(dim1=1, dim2=2).sum(1) / rank
     ridge = (eps * spread).clamp(min=torch.finfo(padded.dtype).tiny)
-    identity = torch.eye(len(centre), dtype=wide.dtype, device=wide.device)
-    whitener = _inverse_root(covariance + ridge[:, None, None] * identity, root) @ centre
+    identity = torch.eye(len(centering), dtype=wide.dtype, device=wide.device)
+    whitener = _inverse_root(covariance + ridge[:, None, None] * identity, root) @ centering
     return torch.baddbmm((-whitener @ mean).to(padded.dtype), whitener.to(padded.dtype), patches)
 
 
@@ -88,7 +86,7 @@ class Whitening(nn.Module):
         self.patch_size = pair("patch_size", patch_size)
         self.eps = float(eps)
         if not isinstance(root, int) or root < 1:
-            raise ConfigError(f"root: expected a whole number of at least 1, got {root!r}; 2 whitens")
+            raise ConfigError(f"Whitening expected an integer root >= 1, got {root!r}; use 2 to whiten")
         self.root = root
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Curves as data: what ``template/page.js`` draws, and the words and numbers that stand in for it."""
+"""Curves as data: what ``template/page.js`` draws, and the same in words and numbers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..formats import number, percent
 from ..plots import COLOURS
 from .folder import RunFolder
 
-#: lines of different runs are told apart without colour as well
+#: lines of different runs can be distinguished without color as well
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5", "5 2 2 2 2 2")
-#: points of a line at most; mini-batches beyond that are averaged
+#: points of a line at most; neighbors are averaged beyond that
 POINTS = 300
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line. ``x`` has the places of its points on each axis that the reader can choose."""
+    """One line. ``x`` has the positions of its points on each axis that the reader can choose."""
 
     name: str
     colour: str
@@ -26,14 +27,14 @@ class Series:
     x: list[list[float]]
     y: list[float | None]
     minor: bool = False
-    """shown only if the reader asks for it, as long as there are others"""
+    """hidden until the reader selects it, if there are others"""
     chosen: int | None = None
     """a point with a ring around it"""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of lines; ``axes`` are (label, how a place on it is written)."""
+    """A chart of lines; ``axes`` are (label, format of a position)."""
 
     name: str
     title: str
@@ -47,10 +48,10 @@ class Chart:
     def summary(self) -> list[str]:
         """Each line in words."""
         return [
-            f"{line.name}: from {_write(self.form, known[0])} to {_write(self.form, known[-1])}, "
-            f"between {_write(self.form, min(known))} and {_write(self.form, max(known))}"
+            f"{line.name}: from {_write(self.form, finite[0])} to {_write(self.form, finite[-1])}, "
+            f"between {_write(self.form, min(finite))} and {_write(self.form, max(finite))}"
             for line in self.series
-            if (known := [y for y in line.y if y is not None])
+            if (finite := [y for y in line.y if y is not None])
         ]
 
     @property
@@ -59,7 +60,7 @@ class Chart:
         return len({line.minor for line in self.series}) == 2
 
     def rows(self) -> list[tuple[str, list[str], str]]:
-        """The points of all major lines: name, places, value."""
+        """The points of all major lines: name, positions, value."""
         shown = [line for line in self.series if not line.minor] or self.series
         return [
             (line.name, [f"{x:.6g}" for x in places], "not finite" if y is None else _write(self.form, y))
@@ -69,11 +70,11 @@ class Chart:
 
 
 def _write(form: str, value: float) -> str:
-    return f"{100 * value:.1f} %" if form == "percent" else f"{value:.4g}"
+    return percent(value) if form == "percent" else number(value)
 
 
 def style(index: int) -> tuple[str, str]:
-    """Colour and dash of the run of this index; the pairs begin to repeat after the product of both."""
+    """Color and dash of the run of this index; no pair repeats before all have been used."""
     colours = len(COLOURS)
     return COLOURS[index % colours], DASHES[(index + index // colours) % len(DASHES)]
 
@@ -81,11 +82,11 @@ def style(index: int) -> tuple[str, str]:
 def training_charts(runs: Sequence[RunFolder]) -> list[Chart]:
     """Accuracy and loss over steps and over seconds."""
     axes = [("steps", "step"), ("seconds of training", "seconds")]
-    found = [
+    charts = [
         Chart("accuracy", "Accuracy", "accuracy", "percent", axes),
         Chart("loss", "Loss", "loss", "number", axes),
     ]
-    for chart in found:
+    for chart in charts:
         for index, run in enumerate(runs):
             for key, what in ((f"valid_{chart.name}", "validation"), (chart.name, "mini-batches")):
                 records = thinned([r for r in run.metrics if key in r], ("step", "seconds", key))
@@ -93,11 +94,11 @@ def training_charts(runs: Sequence[RunFolder]) -> list[Chart]:
                     x = [[r["step"] for r in records], [r["seconds"] for r in records]]
                     y = [_finite(r[key]) for r in records]
                     chart.series.append(Series(f"{run.name}, {what}", *style(index), x, y, what == "mini-batches"))
-    return found
+    return charts
 
 
 def penalty_chart(runs: Sequence[RunFolder]) -> Chart:
-    """Validation accuracy over the penalty, for the classifiers before and after training."""
+    """Validation accuracy over the L2 penalty, for the classifiers before and after training."""
     chart = Chart("penalty", "Accuracy over lambda", "validation accuracy", "percent", [("log2 of lambda", "power")])
     for index, run in enumerate(runs):
         for key, when in (("start", "before training"), ("head", "after training")):
@@ -107,7 +108,7 @@ def penalty_chart(runs: Sequence[RunFolder]) -> Chart:
                 continue
             lams = [score["lam"] for score in scores]
             chosen = lams.index(fit["lam"]) if fit["lam"] in lams else None
-            # Two lines a run here: the dash tells before from after as well.
+            # Two lines per run: the dash distinguishes before from after as well.
             colour, dash = style(index)
             chart.series.append(
                 Series(
@@ -123,7 +124,7 @@ def penalty_chart(runs: Sequence[RunFolder]) -> Chart:
 
 
 def thinned(records: Sequence[Mapping[str, Any]], keys: Iterable[str], points: int = POINTS) -> list[dict[str, Any]]:
-    """At most so many records: neighbours are averaged."""
+    """At most ``points`` records: neighbors are averaged."""
     keys = list(keys)
     size = math.ceil(len(records) / points) or 1
     groups = [records[i : i + size] for i in range(0, len(records), size)]
@@ -131,5 +132,5 @@ def thinned(records: Sequence[Mapping[str, Any]], keys: Iterable[str], points: i
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no word for infinity."""
+    """None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -3,8 +3,8 @@ r"""How well the layers of a network are conditioned, and how well they approxim
 .. math:: G = \kappa(W W^T) + \epsilon I, \qquad
           r(x) = 1 - \frac{\|\psi(x)\|^2}{k(x, x)}, \quad \psi(x) = G^{-1/2} k(W, x)
 
-G is what a layer inverts the root of. r is the part of a patch that lies outside the subspace of the filters: 0 if the Nystrom
-approximation is exact, 1 if the filters know nothing of the patch.
+G is the matrix whose inverse square root a layer computes. r is the part of a patch that lies outside the subspace of the
+filters: 0 if the Nystrom approximation is exact, 1 if the patch is orthogonal to all filters.
 
 Read first: :mod:`torchckn.nn.functional`.
 """
@@ -21,7 +21,7 @@ from ..network import CKN
 from ..nn.functional import filter_gram, projection
 from ..nn.layers import KernelLayer
 
-#: patches that the error of a layer is averaged over
+#: number of patches that the error of a layer is averaged over
 PATCHES = 1000
 
 
@@ -43,8 +43,8 @@ class LayerFacts:
 
 @torch.no_grad()
 def layer_facts(ckn: CKN, images: Tensor | None) -> list[LayerFacts]:
-    """Facts of every kernel layer; without images, no errors."""
-    found = []
+    """Facts about every kernel layer; without images, no errors."""
+    layers = []
     for name, layer in ckn.kernel_layers().items():
         eigenvalues = torch.linalg.eigvalsh(filter_gram(layer.filter_matrix().double(), layer.kernel, layer.eps))
         low, high = eigenvalues[..., 0], eigenvalues[..., -1]
@@ -53,13 +53,13 @@ def layer_facts(ckn: CKN, images: Tensor | None) -> list[LayerFacts]:
         kernel = str(layer.kernel.spec())
         error = None if images is None else nystrom_error(ckn, name, layer, images)
         facts = float(low.min()), float(high.max()), float(condition), error
-        found.append(LayerFacts(name, kernel, layer.filters, layer.eps, *facts))
-    return found
+        layers.append(LayerFacts(name, kernel, layer.filters, layer.eps, *facts))
+    return layers
 
 
 @torch.no_grad()
 def nystrom_error(ckn: CKN, name: str, layer: KernelLayer, images: Tensor) -> float:
-    """The mean of r over patches that the layer sees of these images."""
+    """The mean of r over patches of the layer's input."""
     generator = torch.Generator().manual_seed(0)
     patches = sample_patches(ckn, name, images, min(PATCHES, 4 * len(images)), generator=generator).double()  # (parts, n, s)
     weight = layer.filter_matrix().double()

@@ -1,8 +1,9 @@
-"""What a saved network makes of images: its confusion matrix, and the images it is most wrong about."""
+"""Predictions of a trained network: its confusion matrix, and the misclassified images with the highest loss."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,54 +17,67 @@ from ..fit.features import CHUNK, check_labels
 from ..network import Classifier
 from .pictures import thumbnail
 
-#: images that are looked at; wrong ones that are shown; classes that a matrix is drawn for; confusions that are named
+#: at most: images that are classified, misclassified ones that are shown, classes of a matrix, confusions that are listed
 IMAGES, HARDEST, CLASSES, CONFUSIONS = 3000, 24, 40, 10
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Images with labels that networks are tried on."""
+    """Images with labels that the networks classify."""
 
     what: str
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
+    tests: str | None = None
+    """the data set whose test images these are, if they are"""
+    is_all: bool = True
+    """whether these are all the images that there were"""
+
+    def is_test_of(self, data: str | None) -> bool:
+        """Whether these are the test images of a run's data set, named as in its settings; by default they are."""
+        return self.tests is not None and (data is None or self.tests in (data, Path(data).name, Path(data).stem))
 
 
 def take_sample(data: Any) -> Sample | None:
-    """A few thousand of the images that the caller passed; the test part, where there is one."""
+    """A few thousand of the images that the caller passed; the test part, or validation part, where there is one."""
     if data is None:
         return None
-    what, names = "images given", None
+    what, names, tests = "images given", None, None
     if isinstance(data, DataSet):
-        what = f"{'training' if data.test is None else 'test'} images of {data.name}"
-        names, data = data.classes, data.train if data.test is None else data.test
+        kind, part = next(
+            (kind, part)
+            for kind, part in (("test", data.test), ("validation", data.valid), ("training", data.train))
+            if part is not None
+        )
+        what, names, tests = f"{kind} images of {data.name}", data.classes, data.name if kind == "test" else None
+        data = part
     elif isinstance(data, (tuple, list)) and len(data) == 3:
         *data, names = data
     images, labels = checked_batch(data, need_labels=True)
     assert labels is not None
     if not len(images):
-        raise DataError("a report expected images to try the networks on, got none; leave data out, or pass some")
+        raise DataError("a report expected images to classify, got none; leave data out, or pass some")
     count = 1 + int(labels.max())
     classes = tuple(map(str, range(count) if names is None else names))
     if len(classes) < count:
         raise DataError(f"a report expected a name for each class, got {len(classes)} names and labels up to {count - 1}")
-    all_of_them = len(images)
-    # At random, for images often come class by class.
-    chosen = torch.randperm(all_of_them, generator=torch.Generator().manual_seed(0))[:IMAGES]
-    what = f"{len(chosen)} of {all_of_them} {what}" if all_of_them > IMAGES else f"{all_of_them} {what}"
-    return Sample(what, images[chosen], labels[chosen], classes)
+    total = len(images)
+    # At random, because images are often sorted by class.
+    index = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:IMAGES]
+    what = f"{len(index)} of {total} {what}" if total > IMAGES else f"{total} {what}"
+    return Sample(what, images[index], labels[index], classes, tests, total <= IMAGES)
 
 
 @dataclass(frozen=True)
 class Hard:
-    """An image that the network is wrong about."""
+    """A misclassified image."""
 
     picture: str
     true: str
     predicted: str
     probability: float
-    """that the network gives to what it predicts"""
+    """of the predicted class"""
 
 
 @dataclass(frozen=True)
@@ -74,16 +88,16 @@ class Confusion:
     counts: list[list[int]]
     """one row for each true class, one column for each predicted one"""
     hardest: list[Hard]
-    """by falling loss"""
+    """misclassified images, those with the highest loss first"""
 
     @property
     def has_matrix(self) -> bool:
-        """Whether it is small enough to be read."""
+        """Whether the matrix is small enough to be read."""
         return len(self.classes) <= CLASSES
 
     @property
     def shares(self) -> list[list[float]]:
-        """How dark each cell is: the share of its row on the diagonal; elsewhere as compared to the worst confusion."""
+        """How dark each cell is: on the diagonal the share of its row, elsewhere in proportion to the worst confusion."""
         totals = [max(1, sum(row)) for row in self.counts]
         shares = [[n / total for n in row] for row, total in zip(self.counts, totals, strict=True)]
         worst = max((s for i, row in enumerate(shares) for j, s in enumerate(row) if i != j), default=0.0) or 1.0
@@ -91,7 +105,7 @@ class Confusion:
 
     @property
     def most_frequent(self) -> list[tuple[int, str, str]]:
-        """How often, which class, taken for which."""
+        """Count, true class, predicted class."""
         wrong = [
             (n, self.classes[i], self.classes[j])
             for i, row in enumerate(self.counts)
@@ -103,7 +117,7 @@ class Confusion:
 
 @torch.inference_mode()
 def confusion(net: Classifier, sample: Sample) -> Confusion:
-    """Predictions of a network; an error if these images are not for it."""
+    """Predictions of a network; an error if the images do not suit it."""
     labels = check_labels(sample.labels, net.head.out_features)
     scores = torch.cat([net(net.pixels(some)) for some in sample.images.split(CHUNK)])
     predicted = scores.argmax(1)

@@ -1,4 +1,4 @@
-"""What a run folder has, and what it lacks: a run may be unfinished, or have been tidied up."""
+"""What a run folder has, and what is missing: a run may be unfinished, or files may have been deleted."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..building import load_trained
+from ..errors import CKNError, ConfigError, DataError
 from ..network import CKN, Classifier
 from ..runs import read_config, read_filters, read_metrics, read_result
-from ..storage import FORMAT, load
 
 PathLike = str | os.PathLike[str]
 
 
 @dataclass
 class RunFolder:
-    """One run, as far as it is there."""
+    """One run: all that its folder has."""
 
     name: str
-    """what it is called on the page; no two runs are called the same"""
+    """its name on the page, which no other run has"""
     folder: Path
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -34,7 +34,7 @@ class RunFolder:
     filters: dict[int, Tensor]
     model: Classifier | None
     missing: list[str] = field(default_factory=list)
-    """what is not there, in sentences"""
+    """what is missing, in sentences"""
 
     @property
     def ckn(self) -> CKN | None:
@@ -43,28 +43,33 @@ class RunFolder:
 
     @property
     def is_convnet(self) -> bool:
-        """As far as a run folder tells: only kernel networks leave filters, and both leave a result."""
+        """Only kernel networks leave filters, and both leave a result."""
         kind = self.config.get("settings", {}).get("kind")
         return kind == "convnet" if kind else self.ckn is None and self.result is not None and not self.filters
 
     @property
     def network(self) -> str:
-        """What was trained, as far as a run folder tells."""
+        """What was trained, as far as the folder says."""
         report = self.ckn.report if self.ckn else None
         name = report.network if report else self.config.get("settings", {}).get("network")
         if self.is_convnet:
             return f"{name}, a ConvNet" if name else "ConvNet"
         if name:
             return f"kernel counterpart of {name}"
-        return "kernel network" if self.ckn or self.filters else "not known before the end"
+        return "kernel network" if self.ckn or self.filters else "unknown network"
+
+    @property
+    def data(self) -> str | None:
+        """The data set that it was trained on, if the folder says so."""
+        return self.config.get("settings", {}).get("data")
 
     @property
     def method(self) -> str:
-        return str(self.config.get("method", "not known"))
+        return str(self.config.get("training", {}).get("method", "unknown method"))
 
     @property
     def steps(self) -> int:
-        """How many were made."""
+        """The number of steps that are done."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     @property
@@ -79,13 +84,14 @@ class RunFolder:
 
     @property
     def end_accuracy(self) -> float | None:
-        """On the validation data, with the last classifier that there is."""
+        """On the validation data, with the last classifier."""
         head = (self.result or {}).get("head") or {}
         taken = [record["valid_accuracy"] for record in self.metrics if "valid_accuracy" in record]
         return head.get("accuracy", taken[-1] if taken else None)
 
     @property
     def test_accuracy(self) -> float | None:
+        """As it was measured by ``torchckn evaluate``, if it was."""
         return (self.result or {}).get("test_accuracy")
 
 
@@ -95,12 +101,12 @@ def read_runs(folders: PathLike | Sequence[PathLike]) -> list[RunFolder]:
         folders = [folders]
     paths = [Path(folder) for folder in folders]
     if not paths:
-        raise ConfigError("a report needs at least one run folder, got none; training writes one with run_dir=...")
+        raise ConfigError("a report expected at least one run folder, got none; training writes one with run_dir=...")
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The folders' own names, with as much before them as tells them apart, and a number if nothing does."""
+    """The folders' names, with as many parent folders as it takes to distinguish them, and numbers for the same folder."""
     parts = [path.resolve().parts for path in paths]
     depth = 1
     names = ["/".join(part[-depth:]) for part in parts]
@@ -113,17 +119,18 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, name: str) -> RunFolder:
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a run folder: there is no such folder; pass one that training wrote (run_dir=...)")
+        raise DataError(f"{folder} does not exist; expected a run folder, which training writes with run_dir=...")
     config, damaged = read_config(folder), {}
 
-    def part(what: str, read: Callable[[Path], Any], otherwise: Any) -> Any:
+    def part(file: str, read: Callable[[Path], Any], otherwise: Any) -> Any:
         try:
-            found = read(folder)
+            content = read(folder)
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-            damaged[what] = str(error)
+            damaged[file] = str(error)
             return otherwise
-        return otherwise if found is None else found
+        return otherwise if content is None else content
 
+    model, problem = _model(folder)
     run = RunFolder(
         name,
         folder,
@@ -132,11 +139,23 @@ def _read(folder: Path, name: str) -> RunFolder:
         metrics=part("metrics.jsonl", read_metrics, []),
         result=part("result.json", read_result, None),
         filters=part("checkpoint/", read_filters, {}),
-        model=part("model/", _model, None),
+        model=model,
     )
-    run.missing = [f"{what} cannot be read: {error}" for what, error in damaged.items()]
-    run.missing += [sentence for what, sentence in _missing(run) if what not in damaged]
+    run.missing = [f"{file} cannot be read: {error}" for file, error in damaged.items()]
+    run.missing += [sentence for file, sentence in _missing(run) if file not in damaged]
+    if problem:
+        run.missing.append(f"There are no predictions: {problem}.")
     return run
+
+
+def _model(folder: Path) -> tuple[Classifier | None, str | None]:
+    """The trained network, or why there is none. A report executes no code of others."""
+    try:
+        return load_trained(folder, execute=False).net, None
+    except CKNError as error:
+        return None, str(error)
+    except KeyError as error:
+        return None, f"config.toml has no {error}"
 
 
 def _environment(folder: Path) -> dict[str, Any] | None:
@@ -144,39 +163,16 @@ def _environment(folder: Path) -> dict[str, Any] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
-def _model(folder: Path) -> Classifier | None:
-    file = folder / "model" / "model.safetensors"
-    if not file.exists():
-        return None
-    with safetensors.safe_open(file, "pt") as content:
-        is_ckn = (content.metadata() or {}).get("format") == FORMAT
-    if is_ckn:
-        return load(file).eval()
-    # A ConvNet's file has its weights alone. Those of the zoo can be built again; building others would execute code.
-    network = str(read_config(folder).get("settings", {}).get("network", ":"))
-    if ":" in network:
-        return None
-    from ..building import load_trained
-
-    return load_trained(folder).net
-
-
 def _missing(run: RunFolder) -> Iterator[tuple[str, str]]:
-    """The parts that are not there, and a sentence about each."""
+    """The files that are missing, and a sentence about each."""
     if run.result is None:
-        of = f" of {run.config['steps']}" if "steps" in run.config else ""
-        yield "result.json", f"The run is not finished: {run.steps}{of} steps were made, and there is no result.json."
+        training = run.config.get("training", {})
+        of = f" of {training['steps']}" if "steps" in training else ""
+        yield "result.json", f"The run is not finished: {run.steps}{of} steps are done, and there is no result.json."
     if not run.metrics:
         yield "metrics.jsonl", "There are no metrics (metrics.jsonl), so there are no curves."
     elif not any("valid_accuracy" in record for record in run.metrics):
-        yield "validation", "It was trained without validation data, so only its mini-batches are shown."
-    if run.model is None:
-        why = (
-            "ConvNets can be built again if torchckn train made them from the zoo"
-            if run.is_convnet
-            else "it comes at the end"
-        )
-        yield "model/", f"There is no network that could be tried ({why}), so there are no predictions."
+        yield "validation", "The run has no validation data, so the curves show mini-batches of training only."
     if not run.filters and not run.is_convnet:
         yield "checkpoint/", "There are no filters in checkpoint/."
     if not run.environment:

@@ -1,4 +1,4 @@
-"""The page: all that is known of the runs, through one template."""
+"""The page: one template, filled in with all that the run folders have."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from markupsafe import Markup
 
 from .. import __version__
 from ..errors import CKNError, ConfigError
-from ..storage import write_atomically
+from ..files import write_atomically
+from ..formats import number, percent
 from .charts import penalty_chart, training_charts
 from .conditioning import layer_facts
-from .confusion import Sample, confusion, take_sample
+from .confusion import Confusion, Sample, confusion, take_sample
 from .folder import PathLike, RunFolder, read_runs
 from .pictures import data_uri, filter_frames
 
@@ -28,15 +29,15 @@ METHODS = {
 
 
 def write(runs: PathLike | Sequence[PathLike], output: PathLike, *, data: Any = None) -> Path:
-    """Write one HTML file about one or more run folders. It opens without a server and without a network.
+    """Write one HTML file about one or more run folders. It needs no server and no internet connection.
 
     Args:
-        runs: folders that :func:`torchckn.train` wrote (``run_dir``), of kernel networks and ConvNets. Whatever is missing in
-            them, because a run is not finished, say, the page says so.
+        runs: folders that :func:`torchckn.train` wrote (``run_dir``), of kernel networks and ConvNets. The page says what is
+            missing in them, for instance because a run is not finished.
         output: the file to write, such as ``report.html``.
-        data: images to try the saved networks on, for the confusion matrix and the error of each layer's approximation: a
-            triple (images, labels, names of the classes), a pair without names, a :class:`torchckn.data.Part`, or a
-            :class:`torchckn.data.DataSet`, of which the test part is taken.
+        data: images for the confusion matrix and the error of each layer's approximation: a triple (images, labels, names of
+            the classes), a pair without names, a :class:`torchckn.data.Part`, or a :class:`torchckn.data.DataSet`, whose test
+            part is used.
 
     Returns:
         the path of the file
@@ -58,7 +59,7 @@ def render(runs: Sequence[RunFolder], sample: Sample | None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "short": short}
+    environment.filters |= {"percent": percent, "accuracy": accuracy, "short": short}
     charts = [*training_charts(runs), penalty_chart(runs)]
     parts = [_run(run, sample) for run in runs]
     return environment.get_template("page.html").render(
@@ -77,15 +78,16 @@ def render(runs: Sequence[RunFolder], sample: Sample | None) -> str:
 
 
 def _run(run: RunFolder, sample: Sample | None) -> dict[str, Any]:
-    """What the template needs to know about a run."""
+    """The values of one run that the template shows."""
     report = run.ckn.report if run.ckn else None
     predictions, wrong = _attempt(lambda net: confusion(net, sample) if sample else None, run.model)
-    # If the images are not for this network, its layers' errors are left out, and their conditioning is not.
+    # If the images do not suit this network, the errors of its layers are left out, but not their conditioning.
     images = sample.images if sample and not wrong else None
     layers, unfit = _attempt(lambda ckn: layer_facts(ckn, images), run.ckn)
     return {
         "run": run,
         "method": METHODS.get(run.method, run.method),
+        "test": _test_accuracy(run, sample, predictions),
         "table": Markup(report.to_html()) if report else None,
         "drawing": data_uri("image/svg+xml", report.to_svg().encode()) if report else None,
         "network": report.network if report else None,
@@ -97,12 +99,21 @@ def _run(run: RunFolder, sample: Sample | None) -> dict[str, Any]:
     }
 
 
+def _test_accuracy(run: RunFolder, sample: Sample | None, predictions: Confusion | None) -> str | None:
+    """As it was measured, or as the confusion matrix has it."""
+    if run.test_accuracy is not None:
+        return percent(run.test_accuracy)
+    if sample is None or predictions is None or not sample.is_test_of(run.data):
+        return None
+    return percent(predictions.accuracy) + ("" if sample.is_all else f" ({predictions.images} images)")
+
+
 N = TypeVar("N")
 T = TypeVar("T")
 
 
 def _attempt(compute: Callable[[N], T], net: N | None) -> tuple[T | None, str | None]:
-    """A result, or why there is none: images of one data set need not suit networks of another."""
+    """A result, or why there is none: images of one data set may not suit a network that was trained on another."""
     if net is None:
         return None, None
     try:
@@ -123,25 +134,25 @@ def flat(content: Mapping[str, Any], before: str = "") -> dict[str, str]:
 
 
 def _comparison(columns: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str], bool]]:
-    """Rows of a table with one column a run: what, its values, whether they differ."""
+    """Rows of a table with one column per run: key, values, whether they differ."""
     keys = list(dict.fromkeys(key for column in columns for key in column))
     rows = [(key, [column.get(key, "none") for column in columns]) for key in keys]
     return [(key, values, len(set(values)) > 1) for key, values in rows]
 
 
 def short(value: Any) -> str:
-    """A setting as people write it; long lists by their ends."""
+    """A setting as text; long lists are abbreviated."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
         return "none"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return number(value)
     if isinstance(value, (list, tuple)):
         items = [short(item) for item in value]
         return ", ".join(items) if len(items) <= 6 else f"{items[0]}, {items[1]}, …, {items[-1]} ({len(items)} values)"
     return str(value)
 
 
-def percent(value: float | None) -> str:
-    return "none" if value is None else f"{100 * value:.1f} %"
+def accuracy(value: float | None) -> str:
+    return "not measured" if value is None else percent(value)

@@ -1,4 +1,4 @@
-"""Images as data URIs, to stand in the page itself."""
+"""Images as data URIs, which are part of the page itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..plots import filter_mosaic
 
-#: pictures of filters on a page, for each run
+#: pictures of filters per run at most
 FRAMES = 60
 
 
@@ -31,7 +31,7 @@ def data_uri(kind: str, content: bytes) -> str:
 
 
 def thumbnail(image: Tensor) -> str:
-    """An image (C, H, W) as a data URI; pixels that are neither bytes nor between 0 and 1 are stretched to their own range."""
+    """An image (C, H, W) as a data URI; pixels that are neither bytes nor between 0 and 1 are scaled to that range."""
     pixels = image.detach().cpu().double()
     if image.dtype == torch.uint8:
         pixels = pixels / 255
@@ -41,7 +41,7 @@ def thumbnail(image: Tensor) -> str:
 
 
 def filter_frames(filters: Mapping[int, Tensor]) -> dict[str, Any]:
-    """Pictures of the first layer's filters, step by step: the first, the last, and others evenly between them."""
+    """Pictures of the first layer's filters: the first step, the last, and others evenly between them."""
     steps = sorted(filters)
     if len(steps) > FRAMES:
         steps = [steps[round(i * (len(steps) - 1) / (FRAMES - 1))] for i in range(FRAMES)]

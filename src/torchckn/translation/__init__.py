@@ -1,7 +1,7 @@
 """ConvNet in, kernel network out: the translation of section 3 of the paper, for any traceable PyTorch module.
 
-``trace.py`` follows an image through the network, ``rules.py`` has the correspondence operation by operation, ``builder.py``
-what rules work with, ``report.py`` and ``drawing.py`` say what became of what. Read next: :mod:`torchckn.fit`.
+``trace.py`` follows an image through the network, ``rules.py`` has the counterpart of each operation, ``builder.py`` has
+what rules work with; the report is in :mod:`torchckn.correspondence`. Read next: :mod:`torchckn.fit`.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ def translate(
     preprocessing: Preprocessing | None = None,
     generator: torch.Generator | None = None,
 ) -> CKN:
-    """The kernel counterpart of a ConvNet, with random filters yet; ``ckn.report`` says what became of each operation.
+    """The kernel counterpart of a ConvNet, with random filters; ``ckn.report`` says what each operation has become.
 
     Args:
         net: any module that ``torch.fx`` can trace. It is left untouched; its dtype and device carry over.
-        input_shape: (channels, height, width); may be left out for networks of the zoo, which know theirs.
-        kernel: ``"match"``: each activation's own kernel; or one kernel for all nonlinear layers, such as
-            ``RBFSphere(0.6)``, the choice of the paper's experiments.
-        linear_kernel: the kernel of layers without a nonlinearity, by default ``Linear()``; the released runs of the paper's
-            authors have ``RBFSphere(0.6)`` there as well.
-        strict: refuse a network of which anything would be translated inexactly or be lost, and list all of it.
-        classes: how many scores the head gives; by default as many numbers as the network gives.
-        eps, init, inverse_sqrt: of every layer; see :class:`torchckn.nn.KernelConv2d`.
+        input_shape: (channels, height, width); optional for networks that have an ``input_shape``, as those of the zoo do.
+        kernel: ``"match"`` for each activation's own kernel, or one kernel for all nonlinear layers, such as
+            ``RBFSphere(0.6)``, which the paper's experiments use.
+        linear_kernel: the kernel of layers without a nonlinearity, ``Linear()`` by default; the runs that the paper's authors
+            released have ``RBFSphere(0.6)`` there as well.
+        strict: raise an error that lists everything without an exact counterpart, if there is anything.
+        classes: number of scores that the head gives; by default as many as the network gives.
+        eps, init, inverse_sqrt: options of every layer; see :class:`torchckn.nn.KernelConv2d`.
         centering: of the features; see :class:`torchckn.network.FeatureScaling`.
         weights: ``"random-features"`` gives the finite ConvNet with Gaussian weights whose kernel the CKN approximates.
-        preprocessing: what is done to pixels first (:class:`torchckn.data.Preprocessing`); it becomes part of the CKN, whose
-            input is then images of ``input_shape``, while ``net`` gets what the preprocessing gives.
+        preprocessing: applied to the pixels first (:class:`torchckn.data.Preprocessing`). It becomes part of the CKN, which
+            takes images of ``input_shape``; ``net`` is traced on what the preprocessing gives.
         generator: for the random filters.
 
     Example:
@@ -67,7 +67,7 @@ def translate(
         >>> ckn(torch.rand(2, 1, 32, 32)).shape
         torch.Size([2, 10])
         >>> ckn.report.rows[0].label
-        'layers_conv1: convolution 5x5, 8 filters, Linear()'
+        'layers_conv1: conv 5x5, 8 filters, Linear()'
     """
     if not isinstance(net, nn.Module):
         raise ConfigError(
@@ -82,22 +82,24 @@ def translate(
         raise unknown_name("kernel", kernel, ["match"], "Or pass a kernel, such as torchckn.kernels.RBFSphere(0.6).")
     if not isinstance(kernel, (str, Kernel)):
         raise ConfigError(f"kernel expected 'match' or a kernel such as RBFSphere(0.6), got {kernel!r}")
+    if linear_kernel is not None and not isinstance(linear_kernel, Kernel):
+        raise ConfigError(f"linear_kernel expected a kernel such as Linear() or RBFSphere(0.6), got {linear_kernel!r}")
 
     builder = Builder(
         Policy(kernel if isinstance(kernel, Kernel) else None, linear_kernel, _layer_options(eps, init, inverse_sqrt))
     )
     traced = trace(net, shape, lambda module: rule_module(module, RULES) is not None)
     values = _walk(traced, shape, builder)
-    found = _head(traced, values, builder, classes)
+    classes = _head(traced, values, builder, classes)
     report = Report(type(net).__name__, builder.finished_rows())
     if strict:
-        _refuse_what_is_lost(report)
+        require_exact(report)
     if not builder.nodes:
         raise TranslationError(f"{type(net).__name__} has no layer before its classifier: there is nothing to translate")
     example = next((t for t in (*net.parameters(), *net.buffers()) if t.is_floating_point()), torch.zeros(()))
     ckn = CKN(
         _with_preprocessing(image_shape, preprocessing, builder.nodes),
-        found,
+        classes,
         centering,
         weights=weights,
         generator=generator,
@@ -158,26 +160,27 @@ def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, 
 
 
 def _apply(applied: Rule, step: Step) -> Value:
-    """A rule's result, checked; whatever goes wrong in it is told with the operation's name and place."""
+    """A rule's result, checked; errors in a rule name the operation and its place."""
     before = len(step.builder.rows)
     try:
         value = applied(step)
     except TranslationError:
         raise
     except Exception as error:
-        raise step.refuse(f"its rule failed: {error}", "If the rule is yours, mend it; else please report this.") from None
+        raise step.refuse(
+            f"its rule failed: {error}", "If the rule is yours, fix it; otherwise please report this."
+        ) from None
     if not isinstance(value, Value):
         raise step.refuse(
             f"its rule returned {type(value).__name__}", "A rule returns what step.emit, step.layer, ... gave it."
         )
     wanted = step.output_shape[1:] if len(step.output_shape) == 3 else None
     if wanted is not None and len(value.shape) == 3 and value.shape[1:] != wanted:
-        raise step.refuse(f"its rule gives {value.shape[1:]} positions, the network {wanted}", "Mend the rule.")
+        raise step.refuse(f"its rule gives {value.shape[1:]} positions, the network {wanted}", "Fix the rule.")
     shape = (torch.Size(value.shape).numel(),) if value.flat else value.shape
     rows = step.builder.rows
     for i in range(before, len(rows)):
-        if rows[i].name:
-            rows[i] = dataclasses.replace(rows[i], output_shape=shape)
+        rows[i] = dataclasses.replace(rows[i], output_shape=shape)
     return value
 
 
@@ -198,14 +201,13 @@ def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: in
     last = values[output.name]
     if isinstance(last.pending, Dense):
         name = last.pending.name
-        row = next(i for i, row in enumerate(builder.rows) if row.layer == name)
         why = "the last linear layer is the classifier, trained on the features"
-        builder.rows[row] = dataclasses.replace(
-            builder.rows[row], layer="head", label="head: linear", why=why, correspondence="kept"
-        )
-        # The head has a bias, so the one that was there is not lost.
         builder.rows = [
-            r for r in builder.rows if not (r.operation == "bias" and r.source == f"{builder.rows[row].source}.bias")
+            # The head has a bias, so the one that was there is not lost.
+            dataclasses.replace(row, correspondence="kept", reasons=(why,), parts=(), layer="head", counterpart=_HEAD)
+            if row.layer == name
+            else row
+            for row in builder.rows
         ]
         if last.pending.inputs == (Graph.input,):
             builder.nodes.clear()
@@ -218,16 +220,22 @@ def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: in
                 "there are cannot be seen; pass classes=..."
             )
         classes = output.shape[0]
-    why = "the network ends without a linear layer; one is added, as the paper adds one to All-CNN-C"
-    builder.rows.append(Row("", "", "head", "head: linear", (classes,), "kept", why, True, "", (output.name,)))
+    why = "the ConvNet ends without a linear layer; one is added, as in the paper's All-CNN-C"
+    builder.rows.append(
+        Row("", "", "", "kept", (why,), True, (output.name,), layer="head", counterpart=_HEAD, output_shape=(classes,))
+    )
     return classes
 
 
-def _refuse_what_is_lost(report: Report) -> None:
-    lost = [row for row in report.rows if not row.faithful]
-    if lost:
-        lines = "".join(f"\n  {row.source} ({row.operation}): {row.correspondence}, {row.why}" for row in lost)
+_HEAD = "linear classifier"
+
+
+def require_exact(report: Report) -> None:
+    """An error that lists everything without an exact counterpart, if there is anything."""
+    losses = report.losses()
+    if losses:
+        lines = "".join(f"\n  {text}" for text in losses)
         raise TranslationError(
-            f"strict=True refuses {report.network}, of which {len(lost)} operations have no exact counterpart:{lines}\n"
-            "Change them, or leave strict out and read the report."
+            f"strict expected exact counterparts only; {report.network} has {len(losses)} operations or parts of operations "
+            f"with no exact counterpart:{lines}\nReplace them, or leave strict out and read the report."
         )

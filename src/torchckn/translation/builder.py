@@ -1,9 +1,9 @@
 """What rules work with: the network that is being built, and the step that is being translated.
 
-A rule gets a :class:`Step` and returns a :class:`Value`. The kernel of a layer is not known when its convolution is met, but
-when its nonlinearity is: until then the layer is *pending*. A pending layer that meets anything else than a nonlinearity has
-the linear kernel, and a nonlinearity that meets anything else than a pending layer becomes a 1x1 layer with identity
-filters; together these two give the paper's LeNets, which pool before their nonlinearities.
+A rule gets a :class:`Step` and returns a :class:`Value`. The kernel of a layer is not known at its convolution, but only at
+its nonlinearity: until then the layer is *pending*. A pending layer that is followed by anything but a nonlinearity has the
+linear kernel, and a nonlinearity that follows anything but a pending layer becomes a 1x1 layer with identity filters;
+together these two give the paper's LeNets, which pool before their nonlinearities.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from ..choices import Correspondence
-from ..correspondence import Row
+from ..correspondence import Part, Row
 from ..errors import TranslationError
 from ..graph import Conv, Dense, Flatten, KernelNode, Node
 from ..kernels import Kernel, Linear
@@ -32,7 +32,7 @@ class Value:
     shape: tuple[int, ...]
     """its shape in the CKN, without the batch, before flattening"""
     pending: KernelNode | None = None
-    """the layer that still waits for its kernel"""
+    """the layer that has no kernel yet"""
     flat: bool = False
     """whether the ConvNet has flattened it; the CKN's layers do that by themselves"""
     gaussian: bool = False
@@ -40,7 +40,7 @@ class Value:
     summed: bool = False
     """whether it is a direct sum, whose channels are not those of the ConvNet"""
     factor: float = 1.0
-    """what the ConvNet has multiplied it by; it matters where branches meet"""
+    """the constant that the ConvNet has multiplied it by; it matters where branches meet"""
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,20 @@ class Policy:
 
 
 class Builder:
-    """The graph and the report, as far as they have come."""
+    """The graph and the report so far."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.nodes: list[Node] = []
         self.rows: list[Row] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.modules: dict[int, str] = {}  # modules with weights that were met, and where
+        #: whether the ConvNet uses the weights of a module twice: branches may then depend on each other
+        self.shares_weights = False
+        self._layer_of_module: dict[int, str] = {}
         self._settled: dict[str, Value] = {}
 
     def unique(self, name: str) -> str:
-        """``name``, or one like it, that no node has yet."""
+        """``name``, or a similar name that no node has yet."""
         while name in self.shapes:
             name += "_"
         return name
@@ -84,11 +86,26 @@ class Builder:
             return value
         if value.node in self._settled:
             return self._settled[value.node]
-        chosen = self.policy.linear_kernel
-        settled = self.add(value.pending.with_kernel(Linear() if chosen is None else chosen))
-        settled = dataclasses.replace(value, pending=None, shape=settled.shape, gaussian=chosen is None)
+        kernel = Linear() if self.policy.linear_kernel is None else self.policy.linear_kernel
+        is_linear = kernel.spec() == Linear().spec()
+        settled = self.add(value.pending.with_kernel(kernel))
+        settled = dataclasses.replace(value, pending=None, shape=settled.shape, gaussian=is_linear)
         self._settled[value.node] = settled
+        if not is_linear:
+            self._report_chosen_kernel(value.node, kernel)
         return settled
+
+    def _report_chosen_kernel(self, layer: str, kernel: Kernel) -> None:
+        for i, row in enumerate(self.rows):
+            if row.layer == layer:
+                reasons = (*row.reasons, chosen_kernel(kernel, Linear()))
+                self.rows[i] = dataclasses.replace(row, correspondence="inexact", reasons=reasons)
+
+    def uses_again(self, module: nn.Module | None, name: str) -> bool:
+        """Whether the weights of a module have been used by an operation of another name."""
+        again = module is not None and self._layer_of_module.setdefault(id(module), name) != name
+        self.shares_weights |= again
+        return again
 
     def flattened(self, value: Value, name: str) -> Value:
         """``value`` as a vector in the CKN as well."""
@@ -99,20 +116,28 @@ class Builder:
         return dataclasses.replace(value, node=flat.node, shape=flat.shape)
 
     def finished_rows(self) -> tuple[Row, ...]:
-        """The rows, with every layer in words now that its kernel is known."""
-        labels = {node.name: _describe(node) for node in self.nodes}
-        return tuple(dataclasses.replace(row, label=row.label or labels.get(row.layer, "")) for row in self.rows)
+        """The rows, with a description of every layer now that its kernel is known."""
+        nodes = {node.name: node for node in self.nodes}
+        return tuple(_described(row, nodes[row.layer]) if row.layer in nodes else row for row in self.rows)
 
 
-def _describe(node: Node) -> str:
-    if isinstance(node, KernelNode):
-        fixed = "" if node.trainable else ", fixed"
-        return f"{node.name}: {node.label()}, {node.filters} filters, {node.kernel}{fixed}"
-    return f"{node.name}: {node.label()}"
+def _described(row: Row, node: Node) -> Row:
+    if row.kernel:  # a nonlinearity, which decides the kernel of a layer that another row is about
+        return row
+    if not isinstance(node, KernelNode):
+        return dataclasses.replace(row, counterpart=node.label())
+    return dataclasses.replace(
+        row, counterpart=node.label(), filters=node.filters, kernel=str(node.kernel), trained=node.trainable
+    )
+
+
+def chosen_kernel(chosen: Kernel, matching: Kernel) -> str:
+    """The reason why a layer whose kernel was chosen is not an exact counterpart."""
+    return f"{chosen.spec()} was chosen where {matching.spec()} would match"
 
 
 class Step:
-    """One operation of the ConvNet, seen from its rule."""
+    """One operation of the ConvNet, as its rule sees it."""
 
     def __init__(self, builder: Builder, operation: Operation, values: dict[str, Value]) -> None:
         self.builder = builder
@@ -182,15 +207,17 @@ class Step:
         self,
         node: Node,
         correspondence: Correspondence = "exact",
-        why: str = "",
+        why: str | Sequence[str] = "",
         *,
         inputs: Sequence[Value] | None = None,
         gaussian: bool | None = None,
+        faithful: bool | None = None,
+        parts: Sequence[Part] = (),
     ) -> Value:
-        """Put ``node`` into the CKN, on the operation's input unless told otherwise."""
+        """Put ``node`` into the CKN, on the operation's first input unless ``inputs`` has others."""
         sources = [self.builder.settle(v) for v in (self.inputs[:1] if inputs is None else inputs)]
         value = self.builder.add(dataclasses.replace(node, inputs=tuple(v.node for v in sources)))
-        self.note(correspondence, why, layer=value.node, shape=value.shape)
+        self.note(correspondence, why, layer=value.node, shape=value.shape, faithful=faithful, parts=parts)
         inherited = all(v.gaussian for v in sources) if gaussian is None else gaussian
         first = sources[0]
         return dataclasses.replace(value, gaussian=inherited, summed=first.summed, factor=first.factor)
@@ -201,85 +228,81 @@ class Step:
         ``inexact`` has the reasons, if there are any, why it is not the exact counterpart.
         """
         source = self.builder.settle(self.input if source is None else source)
-        inexact = [*inexact, *self._shared_weights()]
+        inexact = list(inexact)
+        if self.builder.uses_again(self.module, self.name):
+            inexact.append("the ConvNet uses these weights twice; here they are two layers")
         node = dataclasses.replace(node, inputs=(source.node,), **self.builder.policy.options)
         shape = node.output_shape(source.shape)
-        self.note("inexact" if inexact else "exact", "; ".join((why, *inexact)), layer=node.name, shape=shape)
-        self._report_bias()
+        reasons = (why, *inexact)
+        self.note("inexact" if inexact else "exact", reasons, layer=node.name, shape=shape, parts=self._bias())
         return Value(node.name, shape, pending=node, gaussian=True, factor=source.factor)
-
-    def _shared_weights(self) -> list[str]:
-        """The reason, if there is one, that comes from using a module's weights twice."""
-        if self.module is None or self.builder.modules.setdefault(id(self.module), self.name) == self.name:
-            return []
-        return ["the ConvNet uses these weights twice; here they are two layers"]
 
     def activation(self, kernel: Kernel, exact: bool, why: str) -> Value:
         """Give the pending layer its kernel, or put an identity layer here if none is pending."""
         value, chosen = self.input, self.builder.policy.kernel
         used = kernel if chosen is None else chosen
-        faithful = exact
-        if not value.gaussian:
+        faithful, reasons, decided = exact, [why], ""
+        if used.spec() != kernel.spec():
+            exact, faithful, reasons = False, True, [chosen_kernel(used, kernel)]
+        elif not value.gaussian:
             exact = faithful = False
-            why += ", exact for linear units only"
-        if chosen is not None:
-            exact, faithful, why = False, True, f"{chosen.spec()} by choice, where {kernel.spec()} would match"
-        label = ""
+            reasons.append("exact for linear units only, and these are not linear")
         if value.pending is not None:
             result = self.builder.add(value.pending.with_kernel(used))
-            label = f"{result.node}: {used.spec()}"
+            decided = str(used.spec())
         elif value.summed and len(value.shape) == 3:
-            why += "; a 1x1 layer on the direct sum, as wide as the ConvNet's"
+            reasons.append("a 1x1 layer on the direct sum, as wide as the ConvNet is there")
             width = self.output_shape[0] if len(self.output_shape) == 3 else value.shape[0]
             layer = Conv(self.name, filters=width, inputs=(value.node,), **self.builder.policy.options)
             result = self.builder.add(layer.with_kernel(used))
         else:
-            why += "; a layer by itself, of identity filters"
+            reasons.append("a layer of its own, with identity filters that are not trained")
             options = {**self.builder.policy.options, "init": "identity"}
             kind = Conv if len(value.shape) == 3 else Dense
             node = kind(self.name, filters=value.shape[0], trainable=False, inputs=(value.node,), **options)
             result = self.builder.add(node.with_kernel(used))
         correspondence: Correspondence = "exact" if exact else "inexact"
-        self.note(correspondence, why, layer=result.node, label=label, shape=result.shape, faithful=faithful)
+        self.note(correspondence, reasons, layer=result.node, kernel=decided, shape=result.shape, faithful=faithful)
         return dataclasses.replace(result, flat=value.flat, factor=abs(value.factor) ** used.degree)
 
     def drop(self, why: str, *, faithful: bool) -> Value:
-        """Leave the operation out. ``faithful`` says that nothing is lost by it."""
+        """Leave the operation out; ``faithful`` if nothing is lost by it."""
         self.note("dropped", why, faithful=faithful)
         return self.input
 
     def keep(self, value: Value, why: str) -> Value:
-        """The operation is there in the CKN as well, as something it does anyway."""
+        """The CKN does the same without a layer for it."""
         self.note("kept", why)
         return value
 
     def note(
         self,
         correspondence: Correspondence,
-        why: str,
+        why: str | Sequence[str],
         *,
         layer: str = "",
-        label: str = "",
+        kernel: str = "",
         shape: tuple[int, ...] | None = None,
         faithful: bool | None = None,
-        source: str | None = None,
-        operation: str | None = None,
+        parts: Sequence[Part] = (),
     ) -> None:
-        """Add a row to the report."""
+        """Add a row to the report. ``kernel`` is for a nonlinearity that only decides the kernel of ``layer``."""
         arguments = (*self.operation.args, *self.operation.kwargs.values())
         sources = [a.name for a in _flat(arguments) if isinstance(a, Operation) and a.is_tensor]
+        reasons = (why,) if isinstance(why, str) else tuple(why)
         self.builder.rows.append(
             Row(
-                source or self.operation.source,
-                operation or self.operation.kind,
-                layer,
-                label,
-                self.output_shape if shape is None else shape,
+                self.operation.name,
+                self.operation.source,
+                self.operation.kind,
                 correspondence,
-                why,
+                tuple(reason for reason in reasons if reason),
                 correspondence in ("exact", "kept") if faithful is None else faithful,
-                "" if source else self.operation.name,
                 tuple(sources),
+                tuple(parts),
+                layer,
+                kernel=kernel,
+                output_shape=self.output_shape if shape is None else shape,
             )
         )
 
@@ -290,17 +313,11 @@ class Step:
             f"{self.operation.source!r} ({self.operation.kind}{where}) cannot be translated: {why}. {remedy}"
         )
 
-    def _report_bias(self) -> None:
+    def _bias(self) -> list[Part]:
         bias = self.option("bias", 2)
-        if bias is not None and bias is not False:
-            self.note(
-                "dropped",
-                "kernel layers have no biases",
-                faithful=False,
-                source=f"{self.operation.source}.bias",
-                operation="bias",
-                shape=(),
-            )
+        if bias is None or bias is False:
+            return []
+        return [Part("bias", "dropped", "kernel layers have no biases", faithful=False)]
 
 
 def _sizes(argument: Any) -> Any:

@@ -1,11 +1,11 @@
-"""The correspondence between ConvNets and CKNs, one small function a rule.
+"""The correspondence between ConvNets and CKNs, one small function per rule.
 
-Paper: table 1 and section 3.2; principles for what the table leaves open are in each rule's words. A rule is registered for
-module classes, functions and names of tensor methods alike, gets a :class:`~torchckn.translation.builder.Step` and returns
-the :class:`~torchckn.translation.builder.Value` that the operation has become.
+Paper: table 1 and section 3.2; where the table leaves something open, the rule's reasons say what was decided. A rule is
+registered for module classes, functions and names of tensor methods, gets a :class:`~torchckn.translation.builder.Step` and
+returns the :class:`~torchckn.translation.builder.Value` that the operation has become.
 
 Example:
-    A rule of one's own, for a module of one's own:
+    A rule for a module of your own:
 
     >>> import torchckn
     >>> from torch import nn
@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import zoo
-from ..errors import ConfigError
+from ..correspondence import Part
+from ..errors import ConfigError, TranslationError
 from ..graph import AdaptiveAveragePool, AveragePool, Conv, Dense, DirectSum, GaussianPool, Local, MaxPool, Normalize, Pad
 from ..kernels import ArcCosine
 from ..nn.layers import KernelSum
@@ -60,14 +61,14 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _weight(step: Step, inexact: list[str]) -> torch.Tensor:
-    """The weight of a layer; if it is computed from other parameters, that is a reason to add to ``inexact``."""
+    """The weight of a layer; if it is computed from other parameters, ``inexact`` gets that reason."""
     weight = step.option("weight", 1)
     if step.is_computed(weight) or step.is_computed(step.option("bias", 2)):
         raise step.refuse("its weights depend on the image", "Use weights that are parameters.")
     if not isinstance(weight, Operation):
         return weight
     if weight.key is not None:
-        inexact.append("weights that are computed from others are free here")
+        inexact.append("weights that are computed from other parameters become free filters")
     return weight.value
 
 
@@ -85,22 +86,22 @@ def convolution(step: Step) -> Value:
     stride, dilation = _pair(step.option("stride", 3, 1)), _pair(step.option("dilation", 5, 1))
     source, padding = step.input, step.option("padding", 4, 0)
     if getattr(step.module, "padding_mode", "zeros") != "zeros":
-        inexact.append(f"zeros take the place of padding_mode={step.module.padding_mode!r}")
+        inexact.append(f"zero padding replaces padding_mode={step.module.padding_mode!r}")
     if isinstance(padding, str):
         total = [0, 0] if padding == "valid" else [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
         padding = tuple(n // 2 for n in total)
-        if any(n % 2 for n in total):  # an odd rest goes to the right and to the bottom
-            rest = (0, total[1] % 2, 0, total[0] % 2)
-            pad = Pad(step.builder.unique(f"{step.name}_pad"), padding=rest, inputs=(step.settled().node,))
+        if any(n % 2 for n in total):  # what is left over goes to the right and to the bottom
+            left_over = (0, total[1] % 2, 0, total[0] % 2)
+            pad = Pad(step.builder.unique(f"{step.name}_pad"), padding=left_over, inputs=(step.settled().node,))
             source = dataclasses.replace(step.builder.add(pad), factor=source.factor, summed=source.summed)
     groups = step.option("groups", 6, 1)
     if groups > 1 and step.input.summed:
         groups = 1
-        inexact.append("one subspace for all channels: those of a direct sum are not in the ConvNet's groups")
+        inexact.append("one subspace for all channels: a direct sum does not have the ConvNet's groups")
     elif groups > 1:
-        inexact.append("a subspace for each group of channels, which are coordinates that a kernel does not have")
+        inexact.append("one subspace per group of channels, but a kernel has no channels")
     if isinstance(step.module, zoo.MaskedConv2d):
-        inexact.append("the connection scheme is made complete, as in the paper")
+        inexact.append("the complete connection scheme replaces the incomplete one, as in the paper")
     geometry = {"stride": stride, "padding": _pair(padding), "dilation": dilation, "groups": groups}
     node = Conv(step.name, filters=filters, kernel_size=(size[0], size[1]), **geometry)
     return step.layer(node, "projection onto one subspace for all positions", source=source, inexact=inexact)
@@ -110,7 +111,7 @@ def convolution(step: Step) -> Value:
 def local(step: Step) -> Value:
     m = step.module
     geometry = {"kernel_size": m.kernel_size, "stride": m.stride, "padding": m.padding}
-    return step.layer(Local(step.name, filters=m.out_channels, **geometry), "projection onto a subspace for each position")
+    return step.layer(Local(step.name, filters=m.out_channels, **geometry), "projection onto one subspace per position")
 
 
 @rule(nn.Linear, F.linear)
@@ -122,7 +123,7 @@ def linear(step: Step) -> Value:
         )
     inexact: list[str] = []
     node = Dense(step.name, filters=_weight(step, inexact).shape[0])
-    return step.layer(node, "projection onto a subspace for the entire representation", inexact=inexact)
+    return step.layer(node, "projection onto one subspace for the whole representation", inexact=inexact)
 
 
 # Nonlinearities: the kernel.
@@ -133,12 +134,17 @@ def relu(step: Step) -> Value:
     return step.activation(ArcCosine(1), True, "ReLU is the arc-cosine kernel of order 1")
 
 
-@rule(nn.Tanh, F.tanh, torch.tanh, "tanh", zoo.ScaledTanh, nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid")
-@rule(nn.Hardtanh, F.hardtanh, nn.Hardsigmoid, F.hardsigmoid, nn.Softsign, F.softsign, torch.erf)
+@rule(nn.Tanh, F.tanh, torch.tanh, "tanh", zoo.ScaledTanh)
+@rule(nn.Hardtanh, F.hardtanh, nn.Softsign, F.softsign, torch.erf)
 def squashing(step: Step) -> Value:
-    if _is_last(step) and "igmoid" in step.operation.kind:
-        return step.drop("part of the loss, not of the network", faithful=True)
     return step.activation(ArcCosine(0), False, "close to a step function, which is the arc-cosine kernel of order 0")
+
+
+@rule(nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid", nn.Hardsigmoid, F.hardsigmoid)
+def sigmoid(step: Step) -> Value:
+    if _is_last(step):
+        return step.drop("part of the loss, not of the network", faithful=True)
+    return squashing(step)
 
 
 @rule(nn.GELU, F.gelu, nn.SiLU, F.silu, nn.Mish, F.mish, nn.Hardswish, F.hardswish, nn.Softplus, F.softplus)
@@ -164,11 +170,9 @@ def clamp(step: Step) -> Value:
 def average_pooling(step: Step) -> Value:
     size = _pair(step.option("kernel_size", 1))
     stride = _pair(step.option("stride", 2) or size)
-    divisor = step.option("divisor_override", 6)
-    if divisor not in (None, size[0] * size[1]):
-        step.note(
-            "inexact", "a constant factor, which scaling the features undoes", source=f"{step.operation.source}.divisor"
-        )
+    parts = []
+    if step.option("divisor_override", 6) not in (None, size[0] * size[1]):
+        parts.append(Part("divisor_override", "inexact", "a constant factor, which scaling the features undoes", False))
     node = AveragePool(
         step.name,
         kernel_size=size,
@@ -177,7 +181,7 @@ def average_pooling(step: Step) -> Value:
         ceil_mode=bool(step.option("ceil_mode", 4, False)),
         count_include_pad=bool(step.option("count_include_pad", 5, True)),
     )
-    return step.emit(node, why="averaging of feature maps")
+    return step.emit(node, why="averaging of feature maps", parts=parts)
 
 
 @rule(nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
@@ -228,17 +232,19 @@ def adaptive_max_pooling(step: Step) -> Value:
 
 
 def _keep_max_pooling(step: Step, node: MaxPool) -> Value:
-    value = step.emit(node, "kept", "inexact: the maximum acts on coordinates, which a kernel does not have", gaussian=False)
-    step.builder.rows[-1] = dataclasses.replace(step.builder.rows[-1], faithful=False)
-    return value
+    why = "inexact: a maximum acts on coordinates, which a kernel does not have"
+    return step.emit(node, "kept", why, gaussian=False, faithful=False)
+
+
+_ZERO_CHANNELS = "channels of zeros change no inner product"
 
 
 @rule(zoo.Subsample)
 def subsample(step: Step) -> Value:
     stride = (step.module.stride,) * 2
     if stride == (1, 1):
-        return step.keep(step.input, "zero channels change no inner product")
-    return step.emit(AveragePool(step.name, stride=stride), why="subsampling; zero channels change no inner product")
+        return step.keep(step.input, _ZERO_CHANNELS)
+    return step.emit(AveragePool(step.name, stride=stride), why=("subsampling", _ZERO_CHANNELS))
 
 
 @rule(operator.getitem)
@@ -271,19 +277,12 @@ def addition(step: Step) -> Value:
     if len({operand.shape for operand in step.operation.args[:2]}) > 1:
         raise step.refuse("it adds feature maps of different sizes", "Bring both branches to one size first.")
     alpha = float(step.option("alpha", 9, 1))
-    doubts = []
+    inexact = []
     if sum(not v.gaussian for v in step.inputs) > 1:
-        doubts.append("products of nonlinear branches with each other are left out")
-    if len({v.node for v in step.inputs}) < len(step.inputs) or _share_weights(step):
-        doubts.append("the branches are not independent")
-    return _direct_sum(
-        step, "independent branches add their kernels: the direct sum of their features", doubts, (1.0, alpha)
-    )
-
-
-def _share_weights(step: Step) -> bool:
-    """Whether any module's weights have been used twice so far: branches may then depend on each other."""
-    return any("these weights twice" in row.why for row in step.builder.rows)
+        inexact.append("products of nonlinear branches with each other are left out")
+    if len({v.node for v in step.inputs}) < len(step.inputs) or step.builder.shares_weights:
+        inexact.append("the branches are not independent")
+    return _direct_sum(step, "the kernels of independent branches add up: a direct sum of features", inexact, (1.0, alpha))
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
@@ -298,15 +297,15 @@ def concatenation(step: Step) -> Value:
 @rule(KernelSum)
 def _side_by_side(step: Step) -> Value:
     # A nonlinearity on units side by side is not the nonlinearity on their sum: the result is not gaussian.
-    return dataclasses.replace(_direct_sum(step, "the direct sum of the features"), gaussian=False)
+    return dataclasses.replace(_direct_sum(step, "a direct sum of features"), gaussian=False)
 
 
-def _direct_sum(step: Step, why: str, doubts: Sequence[str] = (), factors: Sequence[float] = ()) -> Value:
+def _direct_sum(step: Step, why: str, inexact: Sequence[str] = (), factors: Sequence[float] = ()) -> Value:
     branches = [step.builder.flattened(v, f"{step.name}_flat{i}") for i, v in enumerate(step.inputs)]
-    given = tuple(factors) or (1.0,) * len(branches)
-    weights = tuple(abs(v.factor * f) for v, f in zip(branches, given, strict=True))
+    own = tuple(factors) or (1.0,) * len(branches)
+    weights = tuple(abs(v.factor * f) for v, f in zip(branches, own, strict=True))
     node = DirectSum(step.name, weights=None if set(weights) == {1.0} else weights)
-    value = step.emit(node, "inexact" if doubts else "exact", "; ".join((why, *doubts)), inputs=branches)
+    value = step.emit(node, "inexact" if inexact else "exact", (why, *inexact), inputs=branches)
     return dataclasses.replace(value, flat=len(step.output_shape) == 1, summed=True, factor=1.0)
 
 
@@ -325,40 +324,40 @@ def product(step: Step) -> Value:
         trained = isinstance(number, nn.Parameter)
         if isinstance(number, torch.Tensor) and (trained or number.numel() > 1):
             what = "trainable factors" if trained else "factors of single channels"
-            return step.drop(f"{what}; filters and features are normalised", faithful=False)
+            return step.drop(f"{what} have no counterpart: filters and features are normalized", faithful=False)
         factor = 1 / float(number) if divides else float(number)
     if factor == 0:
         raise step.refuse("it multiplies by zero", "Leave this branch out.")
     value = dataclasses.replace(step.input, factor=step.input.factor * factor)
-    return step.keep(value, "a constant factor, which counts where branches meet")
+    return step.keep(value, "a constant factor, which matters where branches meet")
 
 
 @rule(zoo.ChannelScale)
 def channel_scale(step: Step) -> Value:
-    return step.drop("trainable factors and offsets of channels; filters and features are normalised", faithful=False)
+    return step.drop("trainable factors have no counterpart: filters and features are normalized", faithful=False)
 
 
-# Normalisation.
+# Normalization.
 
 
 @rule(nn.LocalResponseNorm, F.local_response_norm)
-def local_response_normalisation(step: Step) -> Value:
-    why = "dividing patches by their norm, over all channels at once"
+def local_response_normalization(step: Step) -> Value:
+    why = "division by the norm over all channels, not over neighboring ones"
     return step.emit(Normalize(step.name), "inexact", why, gaussian=False)
 
 
 @rule(nn.BatchNorm2d, nn.BatchNorm1d, F.batch_norm, nn.SyncBatchNorm)
 @rule(nn.LayerNorm, F.layer_norm, nn.GroupNorm, F.group_norm, nn.InstanceNorm2d, F.instance_norm)
-def normalisation(step: Step) -> Value:
-    return step.drop("no counterpart; kernel layers normalise their patches", faithful=False)
+def normalization(step: Step) -> Value:
+    return step.drop("normalization has no counterpart; kernel layers normalize their patches", faithful=False)
 
 
-# What changes no number, or no inner product.
+# What changes no numbers, or no inner products.
 
 
 @rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, F.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout)
 def dropout(step: Step) -> Value:
-    return step.drop("the identity once a network is trained", faithful=True)
+    return step.drop("dropout does nothing once a network is trained", faithful=True)
 
 
 @rule(nn.Identity, "contiguous", "clone", "detach", "float", "double", "to", "type_as", torch.clone)
@@ -372,26 +371,34 @@ def padding(step: Step) -> Value:
     mode, value = step.option("mode", 2, "constant"), step.option("value", 3, 0)
     amounts = tuple(amounts) + (0,) * (4 - len(amounts))
     if mode == "constant" and value in (None, 0, 0.0) and not any(amounts[:4]) and len(amounts) <= 6:
-        return step.keep(step.input, "zero channels change no inner product")
+        return step.keep(step.input, _ZERO_CHANNELS)
     if mode != "constant" or value not in (None, 0, 0.0) or any(amounts[4:]):
         raise step.refuse(f"padding {amounts} in mode {mode!r} is not a border of zeros", "Pad height and width with zeros.")
-    return step.emit(Pad(step.name, padding=amounts[:4]), why="zeros add nothing to an inner product")
+    return step.emit(Pad(step.name, padding=amounts[:4]), why="zero padding adds nothing to an inner product")
 
 
 @rule(nn.Flatten, torch.flatten, "flatten", "view", "reshape", torch.reshape, "squeeze", torch.squeeze)
-@rule(nn.Unflatten, "unsqueeze", torch.unsqueeze, "permute", torch.permute, "transpose", torch.transpose)
+@rule(nn.Unflatten, "unsqueeze", torch.unsqueeze)
 def reshaping(step: Step) -> Value:
     before, after = step.input_shape, step.output_shape
-    moves_axes = any(word in step.operation.kind for word in ("permute", "transpose"))
-    if after == before and not moves_axes:
+    if after == before:
         return step.keep(step.input, "changes nothing")
     size = torch.Size(before).numel()
     vector = after == (size,) or (after == () and size == 1)
-    if vector and not moves_axes and len(step.operation.value) == 2:
+    if vector and len(step.operation.value) == 2:
         value = dataclasses.replace(step.input, flat=True)
         return step.keep(value, "a layer on the whole representation flattens it")
-    raise step.refuse(
-        f"it makes {before} into {after}, which mixes channels and positions",
+    raise _mixing(step)
+
+
+@rule("permute", torch.permute, "transpose", torch.transpose)
+def moving_axes(step: Step) -> Value:
+    raise _mixing(step)
+
+
+def _mixing(step: Step) -> TranslationError:
+    return step.refuse(
+        f"it makes {step.input_shape} into {step.output_shape}, which mixes channels and positions",
         "Only flattening to a vector has a counterpart.",
     )
 
@@ -403,7 +410,7 @@ def softmax(step: Step) -> Value:
     return step.drop("part of the multinomial loss, not of the network", faithful=True)
 
 
-# What is known not to have a counterpart, and why.
+# What has no counterpart, and why.
 
 _REASONS: list[tuple[tuple[type, ...], str, str]] = [
     ((nn.RNNBase, nn.RNNCellBase), "recurrent layers are not convolutional", "Translate the convolutional part by itself."),
@@ -429,11 +436,11 @@ _REASONS: list[tuple[tuple[type, ...], str, str]] = [
 
 
 def reason_against(operation: Operation) -> tuple[str, str]:
-    """Why an operation without a rule has none, and what can be done about it."""
+    """Why an operation has no rule, and what to do about it."""
     for classes, why, remedy in _REASONS:
         if isinstance(operation.module, classes):
             return why, remedy
     return (
         "there is no rule for it",
-        "If it has a kernel counterpart, register a rule with @torchckn.translate.rule; else replace it in the network.",
+        "If it has a kernel counterpart, register a rule with @torchckn.translate.rule; otherwise replace it in the network.",
     )

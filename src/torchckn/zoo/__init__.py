@@ -1,7 +1,7 @@
-"""ConvNets, as the literature wrote them. Their kernel counterparts come out of :func:`torchckn.translate`.
+"""ConvNets, as published. :func:`torchckn.translate` makes their kernel counterparts.
 
 Paper: appendix "Mathematical description of ConvNets" for LeNet-1, LeNet-5 and All-CNN-C. ``filters=None`` gives the original
-widths, ``filters=f`` sets every layer but the last to f. Every network has its usual ``input_shape``.
+widths, ``filters=f`` gives every layer but the last f filters. Every network has the ``input_shape`` of its usual images.
 
 Example:
     >>> from torchckn import zoo
@@ -27,7 +27,7 @@ from .nin import NetworkInNetwork
 from .resnet import ResNet20
 from .vgg import VGG11
 
-#: every architecture by its name; a new one is a subclass of ConvNet and a line here
+#: all architectures by name; to add one, write a subclass of ConvNet and add a line here
 ARCHITECTURES: dict[str, type[ConvNet]] = {
     "alexnet": AlexNet,
     "allcnn": AllCNN,
@@ -40,21 +40,21 @@ ARCHITECTURES: dict[str, type[ConvNet]] = {
 
 
 def names() -> list[str]:
-    """The names that :func:`build` takes."""
+    """The valid names for :func:`build`."""
     return sorted(ARCHITECTURES)
 
 
 def build(name: str, filters: int | None = None, **options: Any) -> ConvNet:
-    """A ConvNet by name. ``options`` are those of its class: ``classes``, ``bias`` and more; see ``help(zoo.LeNet5)``."""
+    """A ConvNet by name. ``options`` are arguments of its class, such as ``classes`` and ``bias``: see ``help(zoo.LeNet5)``."""
     if name not in ARCHITECTURES:
         raise unknown_name("architecture", name, ARCHITECTURES)
     architecture = ARCHITECTURES[name]
-    known = list(inspect.signature(architecture).parameters)
+    valid_options = list(inspect.signature(architecture).parameters)
     for option in options:
-        if option not in known:
-            raise unknown_name(f"option of {name}", option, known)
+        if option not in valid_options:
+            raise unknown_name(f"option of {name}", option, valid_options)
     if filters is not None and (not isinstance(filters, int) or filters < 1):
-        raise ConfigError(f"filters expected a whole number of at least 1, or None for the original widths, got {filters!r}")
+        raise ConfigError(f"filters expected an integer >= 1, or None for the original widths, got {filters!r}")
     return architecture(filters=filters, **options)
 
 

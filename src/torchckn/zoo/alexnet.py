@@ -1,4 +1,4 @@
-"""AlexNet (Krizhevsky et al., 2012), in one piece: the two halves of the original are its grouped convolutions."""
+"""AlexNet (Krizhevsky et al., 2012) as one network: the original's two halves are grouped convolutions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class AlexNet(ConvNet):
     """AlexNet for 3x227x227 images.
 
     Args:
-        lrn: local response normalisation after the first two convolutions, as in the original.
-        groups: 2 in the original, for its two GPUs; 1 connects everything.
+        lrn: local response normalization after the first two convolutions, as in the original.
+        groups: groups of three of the convolutions; 2 in the original, for its two GPUs; 1: ordinary convolutions.
     """
 
     input_shape = (3, 227, 227)
@@ -24,19 +24,19 @@ class AlexNet(ConvNet):
         super().__init__(filters)
         w = self.width
         if filters is not None and filters % groups:
-            raise ConfigError(f"filters={filters} cannot be shared out among {groups} groups; pass a multiple, or groups=1")
+            raise ConfigError(f"filters expected a multiple of groups={groups}, got {filters}; pass a multiple, or groups=1")
 
-        def normalise() -> list[nn.Module]:
+        def normalize() -> list[nn.Module]:
             return [nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=2.0)] if lrn else []
 
         self.layers = nn.Sequential(
             nn.Conv2d(3, w(96), 11, stride=4, bias=bias),
             nn.ReLU(),
-            *normalise(),
+            *normalize(),
             nn.MaxPool2d(3, 2),
             nn.Conv2d(w(96), w(256), 5, padding=2, groups=groups, bias=bias),
             nn.ReLU(),
-            *normalise(),
+            *normalize(),
             nn.MaxPool2d(3, 2),
             nn.Conv2d(w(256), w(384), 3, padding=1, bias=bias),
             nn.ReLU(),

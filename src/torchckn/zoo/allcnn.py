@@ -1,4 +1,4 @@
-"""All-CNN-C (Springenberg et al., 2014): convolutions and ReLUs only; strided convolutions take the place of pooling."""
+"""All-CNN-C (Springenberg et al., 2014): convolutions and ReLUs only, with strided convolutions instead of pooling."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .base import ConvNet
 class AllCNN(ConvNet):
     """All-CNN-C for 3x32x32 images.
 
-    Zero padding at the layers of stride 1, and a fully connected layer after the global average pooling, as the paper adds
-    one so that the kernel network has an unconstrained last layer.
+    With zero padding in the layers of stride 1. As in the paper, a fully connected layer is added after the global average
+    pooling, so that the kernel network has an unconstrained last layer.
 
     Args:
-        in_channels: 3, or 27 for whitened images, whose pixels are 3x3 patches: then the first filters are 1x1.
-        dropout: the original drops 20 % of the input and 50 % after each strided layer; the paper leaves it out.
+        in_channels: 3, or 27 for whitened images, whose pixels are 3x3 patches; the first filters are 1x1 then.
+        dropout: dropout of 20 % of the input and 50 % after each strided layer, as in the original; the paper has none.
     """
 
     input_shape = (3, 32, 32)

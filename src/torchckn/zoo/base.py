@@ -1,4 +1,4 @@
-"""What the networks of the zoo have in common."""
+"""Base class of the networks of the zoo."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """A ConvNet with the input shape that it was made for. Subclasses set ``layers``, and ``forward`` where it is not enough."""
+    """A ConvNet with the input shape of its usual images. Subclasses set ``layers``, and override ``forward`` if needed."""
 
     input_shape: ClassVar[tuple[int, int, int]]
-    #: spread of the normal distribution that the paper draws first weights from: 0.2 for the LeNets, 0.3 for All-CNN-C
+    #: standard deviation of the initial weights in the paper: 0.2 for the LeNets, 0.3 for All-CNN-C
     init_std: ClassVar[float] = 0.2
     layers: nn.Module
 
@@ -21,11 +21,11 @@ class ConvNet(nn.Module):
 
     @classmethod
     def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        """Arguments that fit the network to images of this shape, where it can be fitted to them."""
+        """Arguments that adapt the network to images of this shape, if it can be adapted."""
         return {}
 
     def width(self, original: int) -> int:
-        """How many filters a layer has that originally had ``original``."""
+        """The number of filters of a layer that has ``original`` filters in the publication."""
         return original if self.filters is None else self.filters
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""LeNet-1 and LeNet-5 (LeCun et al., 1995, 1998), as the paper's appendix writes them down.
+"""LeNet-1 and LeNet-5 (LeCun et al., 1995, 1998), as described in the paper's appendix.
 
-Convolution, average pooling with a trainable factor and offset, then the scaled tanh: the nonlinearity comes after the
+Convolution, average pooling with a trainable scale and bias, then the scaled tanh: the nonlinearity comes after the
 pooling. The original second convolution has an incomplete connection scheme; the paper trains with the complete one.
 LeNet-5's last layer is linear here, not the radial basis functions of 1998.
 """
@@ -17,7 +17,7 @@ from ..errors import ConfigError, unknown_name
 from .base import ConvNet
 from .modules import ChannelScale, MaskedConv2d, ScaledTanh
 
-#: C3 of the appendix, a row for each channel of the layer before, a column for each filter
+#: C3 of the appendix: one row per input channel, one column per filter
 _LENET1_C3 = (
     "1 1 1 0 1 1 0 0 0 0 0 0",
     "0 1 1 1 1 1 0 0 0 0 0 0",
@@ -35,7 +35,7 @@ _LENET5_C3 = (
 
 
 class _LeNet(ConvNet):
-    """Two rounds of convolution, pooling and scaled tanh."""
+    """Two blocks of convolution, pooling and scaled tanh."""
 
     scheme: tuple[str, ...]
 
@@ -46,7 +46,8 @@ class _LeNet(ConvNet):
             raise unknown_name("connection scheme", connections, ("complete", "incomplete"))
         if connections == "incomplete" and self.filters is not None:
             raise ConfigError(
-                f"the incomplete connection scheme is defined for the original widths {widths} only; leave filters at None"
+                f"the incomplete connection scheme is defined for the original widths {widths} only, got filters={self.filters}; "
+                "use filters=None"
             )
         first, second = (self.width(w) for w in widths)
         scheme = list(zip(*([int(c) for c in row.split()] for row in self.scheme), strict=True))
@@ -69,7 +70,7 @@ class LeNet1(_LeNet):
 
     Args:
         connections: ``"complete"``, or ``"incomplete"`` for the original connection scheme (original widths only).
-        bias: the paper's experiments leave the biases out, ``bias=False``.
+        bias: whether layers have biases; the paper's experiments have none.
     """
 
     input_shape = (1, 28, 28)
@@ -88,7 +89,7 @@ class LeNet5(_LeNet):
     """LeNet-5 for 32x32 images: 6 and 16 filters, then fully connected layers of 120 and 84.
 
     Args:
-        padding: zeros around the image; 2 makes a network for 28x28 images.
+        padding: zero padding of the image; use 2 for 28x28 images.
         others: as for :class:`LeNet1`.
     """
 
@@ -111,7 +112,7 @@ class LeNet5(_LeNet):
     ) -> None:
         super().__init__(filters)
         if not isinstance(padding, int) or not 0 <= padding <= 4:
-            raise ConfigError(f"padding expected a whole number from 0 to 4, got {padding!r}; 2 is for 28x28 images")
+            raise ConfigError(f"padding expected an integer from 0 to 4, got {padding!r}; use 2 for 28x28 images")
         self.input_shape = (1, 32 - 2 * padding, 32 - 2 * padding)  # type: ignore[misc]
         widths = self.width(16) * 5 * 5, self.width(120), self.width(84)
         dense: dict[str, nn.Module] = {

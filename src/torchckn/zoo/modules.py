@@ -1,4 +1,4 @@
-"""The building blocks that torch has no module for."""
+"""Modules of the zoo that torch does not have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScaledTanh(nn.Module):
 
 
 class ChannelScale(nn.Module):
-    """A trainable factor and offset for every channel: the trainable part of the LeNets' average pooling."""
+    """A trainable scale and bias per channel: the trainable part of the LeNets' average pooling."""
 
     def __init__(self, channels: int, bias: bool = True) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ChannelScale(nn.Module):
 
 
 class MaskedConv2d(nn.Conv2d):
-    """A convolution with an incomplete connection scheme: filter k sees channel z only where ``scheme[k][z]`` is 1."""
+    """A convolution with an incomplete connection scheme: filter k is connected to channel z where ``scheme[k][z]`` is 1."""
 
     scheme: Tensor
 
@@ -47,7 +47,7 @@ class MaskedConv2d(nn.Conv2d):
 
 
 class Subsample(nn.Module):
-    """Every ``stride``-th pixel, and zero channels up to ``channels``: the parameter-free shortcut of a ResNet (option A)."""
+    """Every ``stride``-th pixel, then ``extra_channels`` zero channels: the parameter-free shortcut of a ResNet (option A)."""
 
     def __init__(self, stride: int, extra_channels: int = 0) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Subsample(nn.Module):
 
 
 class LocallyConnected2d(nn.Module):
-    """A convolution whose filters differ from position to position: the partially connected layer of the paper's table 1.
+    """A convolution with different filters at every position: the partially connected layer of the paper's table 1.
 
     ``weight`` is (positions, out_channels, in_channels, kh, kw), positions row by row.
     """
@@ -82,7 +82,9 @@ class LocallyConnected2d(nn.Module):
         self.stride, self.padding = pair("stride", stride), pair("padding", padding, least=0)
         self.output_size = conv_output_size(self.input_size, self.kernel_size, self.stride, self.padding, (1, 1))
         if min(self.output_size) < 1:
-            raise ConfigError(f"LocallyConnected2d: no {self.kernel_size} patch fits into {self.input_size}")
+            raise ConfigError(
+                f"LocallyConnected2d expected an input_size of at least one {self.kernel_size} patch, got {self.input_size}"
+            )
         positions = self.output_size[0] * self.output_size[1]
         bound = (in_channels * self.kernel_size[0] * self.kernel_size[1]) ** -0.5
         self.weight = nn.Parameter(

@@ -1,4 +1,4 @@
-"""Network in Network (Lin et al., 2013) for CIFAR-10: each convolution is followed by two 1x1 ones."""
+"""Network in Network (Lin et al., 2013) for CIFAR-10: each convolution is followed by two 1x1 convolutions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .base import ConvNet
 
 
 class NetworkInNetwork(ConvNet):
-    """Three blocks, then global average pooling of one feature map a class: there is no linear layer at the end."""
+    """Three blocks, then global average pooling of one feature map per class, without a linear layer at the end."""
 
     input_shape = (3, 32, 32)
 

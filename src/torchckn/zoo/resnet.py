@@ -27,7 +27,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet20(ConvNet):
-    """16, 32 and 64 filters in three blocks each."""
+    """Three stages of three residual blocks with 16, 32 and 64 filters."""
 
     input_shape = (3, 32, 32)
 

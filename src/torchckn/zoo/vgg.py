@@ -28,8 +28,8 @@ class VGG11(ConvNet):
                 layers.append(nn.MaxPool2d(2))
                 continue
             width = self.width(step)
-            normalise = [nn.BatchNorm2d(width)] if batch_norm else []
-            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=bias), *normalise, nn.ReLU()]
+            norm = [nn.BatchNorm2d(width)] if batch_norm else []
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=bias), *norm, nn.ReLU()]
             channels = width
         layers.append(nn.Flatten())
         for _ in range(2):

@@ -3,11 +3,14 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const SVG = "http://www.w3.org/2000/svg";
 
+  /** With so many digits after the point; what rounds to zero has no sign. */
+  const fixed = (value, digits) => (Number(value.toFixed(digits)) + 0).toFixed(digits);
+
   const write = {
-    percent: (value) => `${(100 * value).toFixed(1)} %`,
+    percent: (value) => `${fixed(100 * value, 1)} %`,
     number: (value) => Number(value.toPrecision(4)).toString(),
     step: (value) => `step ${Math.round(value)}`,
-    seconds: (value) => `${value.toFixed(value < 100 ? 1 : 0)} s`,
+    seconds: (value) => `${fixed(value, value < 100 ? 1 : 0)} s`,
     power: (value) => `lambda = 2^${Number(value.toFixed(2))}`,
   };
 
@@ -54,7 +57,7 @@
       this.choose();
     }
 
-    /** What is shown has changed: take the lines anew, and go to the point with a ring, or to the last one. */
+    /** Select the lines to show, and move to the point with a ring, or to the last one. */
     choose(axis = this.axis, minor = this.minor) {
       [this.axis, this.minor] = [Math.min(axis, this.spec.axes.length - 1), minor];
       const major = this.spec.series.filter((line) => !line.minor);

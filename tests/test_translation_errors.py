@@ -1,0 +1,201 @@
+"""What cannot be translated is refused with its name, the reason and a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchckn
+from torchckn import translate, zoo
+from torchckn.errors import ConfigError, TranslationError
+from torchckn.kernels import RBFSphere
+
+from .networks import Nested, Written, conv, end
+
+
+class DataDependent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = -x
+        return self.conv(x).mean((2, 3))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(12, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.lstm(x.squeeze(1))
+        return out[:, -1]
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.conv(x).flatten(2).transpose(1, 2)
+        return self.attention(tokens, tokens, tokens)[0].mean(1)
+
+
+class HandMadeAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return (x * torch.sigmoid(x.mean((2, 3), keepdim=True))).mean((2, 3))
+
+
+class TwoInputs(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.conv(x)
+        return x, F.relu(x)
+
+
+def chain(*modules: nn.Module) -> nn.Module:
+    return nn.Sequential(*modules)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            DataDependent,
+            r"DataDependent cannot be traced beyond test_translation_errors.py:\d+, `if x.sum\(\) > 0:`.*no `if` or loop",
+        ),
+        (Recurrent, "reshape|'squeeze' .*cannot be translated|'lstm' .*recurrent"),
+        (lambda: chain(nn.Conv2d(1, 4, 3), nn.LSTM(10, 3)), "does not run on images"),
+        (Attentive, "cannot be translated: it makes .4, 10, 10. into .4, 100."),
+        (HandMadeAttention, r"'mul' \(operator.mul, at test_translation_errors.py:\d+, .*a product of two feature maps"),
+        (TwoInputs, "network of one input, a batch of images; TwoInputs.forward takes 2"),
+        (TwoOutputs, "gives one tensor of scores, got tuple"),
+        (
+            lambda: chain(nn.Conv2d(1, 4, 3), nn.Upsample(scale_factor=2)),
+            "'1' .Upsample.* upsampling layers have no patches",
+        ),
+        (lambda: chain(nn.ConvTranspose2d(1, 4, 3)), "'0' .ConvTranspose2d.*upsampling"),
+        (lambda: chain(nn.Conv2d(1, 4, 3), nn.Linear(10, 3)), "a linear layer on inputs of shape .4, 10, 10."),
+        (lambda: chain(nn.Conv2d(1, 4, 3), nn.ReLU()), "how many classes there are cannot be seen; pass classes="),
+        (lambda: chain(nn.Flatten(), nn.Linear(144, 3)), "no layer before its classifier"),
+        (lambda: chain(nn.Conv2d(1, 4, 3), nn.PixelShuffle(2), nn.Flatten(), nn.Linear(400, 2)), "'1' .PixelShuffle"),
+        (
+            lambda: chain(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(400, 2)),
+            r"does not run on images of shape \(1, 12, 12\)",
+        ),
+        (
+            lambda: chain(nn.Conv2d(1, 4, 3), nn.Softmax2d(), nn.Flatten(), nn.Linear(400, 2)),
+            "there is no rule for it.*register",
+        ),
+        (lambda: chain(nn.Conv2d(1, 4, 3), nn.Softmax(1), nn.Flatten(), nn.Linear(400, 2)), "softmax within the network"),
+        (
+            lambda: chain(nn.Conv2d(1, 4, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(16, 2)),
+            "more than one position",
+        ),
+        (
+            lambda: chain(nn.ReflectionPad2d(1), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(576, 2)),
+            "'0' .ReflectionPad2d.*there is no rule for it",
+        ),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name_with_a_reason(build: Any, message: str) -> None:
+    with pytest.raises(TranslationError, match=message) as caught:
+        translate(build(), (1, 12, 12))
+    assert caught.value.__cause__ is None  # nothing from inside fx follows the message
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda s, x: s.a(x.transpose(2, 3)), "'transpose' .*mixes channels and positions"),
+        (lambda s, x: 1 / F.relu(s.a(x)), "divides by a feature map"),
+        (lambda s, x: F.conv2d(x, s.a(x)[:1, :1, :3, :3]), "'getitem' .*|weights depend on the image"),
+        (lambda s, x: torch.cat([s.a(x), s.p.expand(x.shape[0], -1, -1, -1)], 1), "puts constants beside the feature maps"),
+        (lambda s, x: s.a(x) - s.a(x).mean((2, 3), keepdim=True), "adds feature maps of different sizes"),
+        (lambda s, x: s.a(x).clamp(-1, 1), r"clamping to \[-1, 1\]"),
+        (lambda s, x: s.a(x) * 0, "multiplies by zero"),
+    ],
+)
+def test_what_would_be_translated_wrongly_is_refused(forward: Any, message: str) -> None:
+    net = Written(lambda s, x: end(forward(s, x)), a=conv(), p=nn.Parameter(torch.rand(1, 2, 8, 8)))
+    with pytest.raises(TranslationError, match=message):
+        translate(net, (1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: translate("lenet5"), "translate expected a torch.nn.Module, got str; zoo.build"),
+        (lambda: translate(nn.Conv2d(1, 2, 3)), "translate expected input_shape="),
+        (lambda: translate(nn.Conv2d(1, 2, 3), (28, 28)), r"one image, without the batch, got \(28, 28\)"),
+        (lambda: translate(zoo.build("lenet1"), kernel="rbf"), "unknown kernel 'rbf': expected one of match"),
+        (lambda: translate(zoo.build("lenet1"), kernel=0.6), "kernel expected 'match' or a kernel .* got 0.6"),
+        (lambda: translate(zoo.build("lenet1"), linear_kernel="match"), "linear_kernel expected a kernel .* got 'match'"),
+        (lambda: translate(zoo.build("lenet1"), weights="trained"), "unknown weights 'trained'"),
+        (lambda: translate(zoo.build("lenet1"), init="identity"), "init='identity' is for single layers"),
+        (lambda: translate.rule(3), "rule expected module classes, functions or names"),
+    ],
+)
+def test_bad_arguments_are_refused_with_a_reason(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_strict_lists_everything_that_is_not_exact() -> None:
+    with pytest.raises(TranslationError) as caught:
+        translate(Nested(), (1, 12, 12), strict=True)
+    message = str(caught.value)
+    for name in ("blocks.0.body.1 (BatchNorm2d)", "blocks.2.body.1 (BatchNorm2d)", "max_pool2d (F.max_pool2d)"):
+        assert name in message
+    assert "Nested has 5 operations or parts of operations with no exact counterpart" in message
+    with pytest.raises(TranslationError, match=r"\n  0 \(Conv2d\), its bias: dropped, kernel layers have no biases\n"):
+        translate(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(400, 3)), (1, 12, 12), strict=True)
+
+
+def test_strict_lets_exact_networks_and_a_chosen_kernel_pass() -> None:
+    net = zoo.build("allcnn", filters=4, bias=False, dropout=True)
+    translate(net, strict=True)
+    translate(net, strict=True, kernel=RBFSphere(0.6))
+
+
+def test_one_feature_cannot_be_centred_by_itself() -> None:
+    with pytest.raises(ConfigError, match="one feature, centred by its own mean, is zero"):
+        translate(nn.Sequential(nn.Conv2d(1, 1, 8), nn.Flatten()), (1, 8, 8))
+
+
+def test_a_rule_that_goes_wrong_is_told_with_its_operation() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 1
+
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), Odd(), nn.Flatten(), nn.Linear(144, 2))
+    results: dict[str, Any] = {
+        "returned NoneType": lambda step: None,
+        "its rule failed: division by zero": lambda step: 1 / 0,
+        r"its rule gives \(1, 1\) positions": lambda step: step.emit(torchckn.graph.AdaptiveAveragePool(step.name)),
+    }
+    for message, written in results.items():
+        translate.rule(Odd)(written)
+        with pytest.raises(TranslationError, match=f"'1' .Odd.*{message}"):
+            translate(net, (1, 8, 8))

@@ -1,0 +1,186 @@
+"""What each operation becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchckn
+from torchckn import translate, zoo
+from torchckn.errors import TranslationError
+from torchckn.graph import Conv, KernelNode
+from torchckn.kernels import ArcCosine, Linear
+
+from .networks import PreActivation, Written, conv, end, rows_of, run
+
+
+def test_a_residual_sum_is_a_direct_sum() -> None:
+    ckn = translate(PreActivation(), (1, 12, 12))
+    row = rows_of(ckn)["add"]
+    assert row.correspondence == "exact"
+    assert ckn.graph.shapes[row.layer] == (8, 12, 12)
+
+
+def test_what_two_operations_read_is_a_layer_of_its_own() -> None:
+    ckn = translate(PreActivation(), (1, 12, 12))
+    stem = next(node for node in ckn.graph.nodes if node.name == "stem")
+    assert isinstance(stem, Conv)
+    assert stem.kernel == Linear().spec()
+    assert {node.name for node in ckn.graph.consumers("stem")} == {"relu", "add"}
+
+
+@pytest.mark.parametrize(
+    ("activation", "kernel", "correspondence"),
+    [
+        (nn.Identity(), Linear(), "kept"),
+        (nn.ReLU(), ArcCosine(1), "exact"),
+        (nn.Tanh(), ArcCosine(0), "inexact"),
+        (nn.Sigmoid(), ArcCosine(0), "inexact"),
+        (zoo.ScaledTanh(), ArcCosine(0), "inexact"),
+        (nn.GELU(), ArcCosine(1), "inexact"),
+        (nn.SiLU(), ArcCosine(1), "inexact"),
+        (nn.LeakyReLU(), ArcCosine(1), "inexact"),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else None,
+)
+def test_every_activation_has_its_kernel(activation: nn.Module, kernel: Any, correspondence: str) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), activation, nn.Flatten(), nn.Linear(200, 3))
+    ckn = translate(net, (1, 12, 12))
+    assert isinstance(ckn.graph.nodes[0], Conv)
+    assert ckn.graph.nodes[0].kernel == kernel.spec()
+    assert rows_of(ckn)["1"].correspondence == correspondence
+
+
+def test_a_nonlinearity_after_pooling_is_an_identity_layer_and_exact_for_linear_units() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(50, 3))
+    ckn = translate(net, (1, 12, 12))
+    assert [getattr(n, "init", None) for n in ckn.graph.nodes] == ["kmeans", None, "identity"]
+    assert rows_of(ckn)["2"].correspondence == "exact"
+    twice = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(50, 3))
+    assert rows_of(translate(twice, (1, 12, 12)))["3"].correspondence == "inexact"
+
+
+def test_a_nonlinearity_after_flattening_acts_before_it() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(2), nn.Flatten(), nn.ReLU(), nn.Linear(50, 3))
+    nodes = translate(net, (1, 12, 12)).graph.nodes
+    assert isinstance(nodes[-1], Conv)
+    assert nodes[-1].filters == 2
+
+
+def test_a_rule_of_one_s_own_works_in_ten_lines() -> None:
+    class Blur(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.interpolate(x, scale_factor=0.5)
+
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), Blur(), nn.Flatten(), nn.Linear(100, 3))
+    with pytest.raises(TranslationError, match="F.interpolate.*there is no rule for it"):
+        translate(net, (1, 12, 12))
+
+    @translate.rule(Blur)
+    def blur(step: Any) -> Any:
+        return step.emit(torchckn.graph.GaussianPool(step.name, stride=2), "inexact", "a Gaussian blurs as well")
+
+    ckn = translate(net, (1, 12, 12))
+    assert rows_of(ckn)["2"].label == "_2: Gaussian pooling, stride 2"
+    run(ckn, 1, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("forward", "inexact"),
+    [
+        (lambda s, x: F.relu(s.a(x)) + F.relu(s.b(x)), "add"),
+        (lambda s, x: F.relu(torch.cat([s.a(x), s.b(x)], 1)), "relu"),
+        (lambda s, x: s.a(x) + s.a(F.avg_pool2d(x, 3, 1, 1)), "add"),
+        (lambda s, x: F.relu(F.conv2d(x, s.a.weight * 2, padding=1)), "conv2d"),
+    ],
+    ids=["two nonlinear branches", "nonlinearity on a concatenation", "shared weights", "computed weights"],
+)
+def test_what_only_looks_exact_is_reported_as_inexact(forward: Any, inexact: str) -> None:
+    net = Written(lambda s, x: end(forward(s, x)), a=conv(), b=conv())
+    ckn = translate(net, (1, 8, 8))
+    assert rows_of(ckn)[inexact].correspondence == "inexact"
+    with pytest.raises(TranslationError, match="no exact counterpart"):
+        translate(net, (1, 8, 8), strict=True)
+
+
+def test_relu_on_a_sum_of_linear_branches_is_exact_and_fitted() -> None:
+    net = Written(lambda s, x: end(F.relu(s.a(x) + s.b(x))), a=conv(), b=conv(k=5))
+    ckn = translate(net, (1, 8, 8), strict=True)
+    last = [node for node in ckn.graph.nodes if isinstance(node, KernelNode)][-1]
+    assert (last.filters, last.init, last.trainable) == (4, "kmeans", True)  # as wide as the ConvNet, not the identity
+
+
+@pytest.mark.parametrize(
+    ("forward", "weights"),
+    [
+        (lambda s, x: s.a(x) + 0.1 * s.b(x), (1.0, 0.1)),
+        (lambda s, x: torch.add(s.a(x), s.b(x), alpha=0.5), (1.0, 0.5)),
+        (lambda s, x: s.a(x) - s.b(x) / 4, (1.0, 0.25)),
+        (lambda s, x: s.a(3 * x) + F.relu(s.b(x) * 2), (3.0, 2.0)),
+    ],
+)
+def test_constant_factors_count_where_branches_meet(forward: Any, weights: tuple[float, ...]) -> None:
+    net = Written(lambda s, x: end(forward(s, x)), a=conv(), b=conv())
+    ckn = translate(net, (1, 8, 8))
+    (node,) = [n for n in ckn.graph.nodes if type(n).__name__ == "DirectSum"]
+    assert node.weights == pytest.approx(weights)  # type: ignore[attr-defined]
+    run(ckn, 1, 8, 8)
+
+
+def test_trainable_factors_are_reported_as_lost() -> None:
+    net = Written(lambda s, x: end(s.gamma * F.relu(s.a(x))), a=conv(), gamma=nn.Parameter(torch.ones(4, 1, 1)))
+    row = rows_of(translate(net, (1, 8, 8)))["mul"]
+    assert (row.correspondence, row.faithful) == ("dropped", False)
+
+
+def test_a_layer_used_twice_is_two_layers_and_the_report_says_so() -> None:
+    net = Written(lambda s, x: end(F.relu(s.a(F.relu(s.a(x))))), a=conv(1, 1))
+    ckn = translate(net, (1, 8, 8), centering="none")
+    assert ckn.report is not None
+    rows = [row for row in ckn.report.rows if row.source == "a"]
+    assert [row.correspondence for row in rows] == ["exact", "inexact"]
+    assert "uses these weights twice" in rows[1].why
+    assert ckn.report.to_svg().count("a · Conv2d") >= 2
+
+
+def test_a_sum_of_a_layer_with_itself_and_of_nothing() -> None:
+    net = Written(lambda s, x: end(sum([s.a(x), s.b(x)])), a=conv(), b=conv())  # type: ignore[arg-type]
+    assert translate(net, (1, 8, 8), strict=True).graph.features == 8
+    twice = Written(lambda s, x: end(twice_of(s.a(x))), a=conv())
+    assert rows_of(translate(twice, (1, 8, 8)))["add"].correspondence == "inexact"
+
+
+def twice_of(x: Tensor) -> Tensor:
+    return x + x
+
+
+def test_the_usual_shortcut_of_small_resnets_is_exact() -> None:
+    net = Written(
+        lambda s, x: end(s.a(x)[:, :, ::2, ::2] + F.pad(x[..., ::2, ::2], (0, 0, 0, 0, 1, 2))),
+        a=nn.Conv2d(1, 4, 1, bias=False),
+    )
+    rows = rows_of(translate(net, (1, 8, 8), strict=True))
+    assert rows["pad"].correspondence == "kept"
+
+
+def test_groups_behind_a_sum_become_one_subspace() -> None:
+    net = Written(
+        lambda s, x: end(F.relu(s.d(s.a(x) + s.b(x)))),
+        a=conv(),
+        b=conv(),
+        d=nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False),
+    )
+    row = rows_of(translate(net, (1, 8, 8)))["d"]
+    assert row.correspondence == "inexact"
+    assert "one subspace for all channels" in row.why
+
+
+def test_a_sigmoid_at_the_end_is_part_of_the_loss() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 1), nn.Sigmoid())
+    ckn = translate(net, (1, 8, 8))
+    assert ckn.head.out_features == 1
+    assert ckn.graph.features == 144
