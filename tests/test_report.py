@@ -170,7 +170,7 @@ def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) 
     settings = Settings(network="lenet1", filters=4, kind="convnet")
     images = building.load_images(settings)
     net = building.build_network(settings, images, torch.Generator().manual_seed(0))
-    description = building.run_description(settings, images)
+    description = building.run_description(settings, images, None)
     train, valid = images.train[:100], images.valid[:100]
     torchckn.train(
         net, train, valid, method="sgd", steps=1, lr=0.01, lambdas=[0.01], run_dir=tmp_path / "run", description=description
@@ -287,7 +287,7 @@ def test_a_folder_with_nothing_but_its_configuration_gives_a_page(tmp_path: Path
     [
         ("result.json", "result.json cannot be read"),
         ("environment.json", "environment.json cannot be read"),
-        ("model/model.safetensors", "is not a torchckn model, or is truncated or corrupt"),
+        ("model/model.safetensors", "is not a file that torchckn wrote, or is truncated or corrupt"),
         ("checkpoint/filters-000002.safetensors", "checkpoint/ cannot be read"),
     ],
 )
