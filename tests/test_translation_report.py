@@ -116,7 +116,7 @@ def test_a_report_is_the_same_after_json(name: str) -> None:
 def plain_report(**fields: Any) -> dict[str, Any]:
     """A report of one row as JSON has it, with other fields."""
     plain = Report("Net", (row(reasons=("why",), faithful=True, output_shape=(4, 8, 8)),)).to_json()
-    plain["rows"][0] |= fields
+    plain["rows"][0].update(fields)
     return plain
 
 

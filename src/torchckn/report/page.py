@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from .. import __version__
+from ..correspondence.page import STYLE as TABLE_STYLE
+from ..correspondence.page import to_html
 from ..errors import CKNError, ConfigError
 from ..files import write_atomically
 from ..formats import number, percent
@@ -19,6 +23,7 @@ from .conditioning import layer_facts
 from .confusion import Confusion, Sample, confusion, take_sample
 from .folder import PathLike, RunFolder, read_runs
 from .pictures import data_uri, filter_frames
+from .policy import content_policy
 
 METHODS = {
     "ulr": "ultimate layer reversal",
@@ -46,7 +51,8 @@ def write(runs: PathLike | Sequence[PathLike], output: PathLike, *, data: Any = 
     if output.is_dir():
         raise ConfigError(f"output expected the name of a file, such as {output / 'report.html'}, got the folder {output}")
     read = read_runs(runs)
-    write_atomically(output, render(read, take_sample(data)).encode())
+    # Names of folders and texts in JSON may have characters that UTF-8 does not have.
+    write_atomically(output, render(read, take_sample(data)).encode(errors="replace"))
     return output
 
 
@@ -62,8 +68,12 @@ def render(runs: Sequence[RunFolder], sample: Sample | None) -> str:
     environment.filters |= {"percent": percent, "accuracy": accuracy, "short": short}
     charts = [*training_charts(runs), penalty_chart(runs)]
     parts = [_run(run, sample) for run in runs]
+    script, style = _own("page.js"), _own("page.css")
     return environment.get_template("page.html").render(
         version=__version__,
+        policy=content_policy([script], [style, TABLE_STYLE]),
+        script=script,
+        style=style,
         runs=parts,
         sample=sample,
         training=charts[:2],
@@ -77,6 +87,13 @@ def render(runs: Sequence[RunFolder], sample: Sample | None) -> str:
     )
 
 
+@cache
+def _own(file: str) -> Markup:
+    """A file of this package that becomes part of the page as it is. Data never does: the template escapes it."""
+    text = resources.files(__package__).joinpath("template", file).read_text(encoding="utf-8")
+    return Markup(f"\n{text}")
+
+
 def _run(run: RunFolder, sample: Sample | None) -> dict[str, Any]:
     """The values of one run that the template shows."""
     report = run.ckn.report if run.ckn else None
@@ -88,7 +105,7 @@ def _run(run: RunFolder, sample: Sample | None) -> dict[str, Any]:
         "run": run,
         "method": METHODS.get(run.method, run.method),
         "test": _test_accuracy(run, sample, predictions),
-        "table": Markup(report.to_html()) if report else None,
+        "table": to_html(report.network, report.rows) if report else None,
         "drawing": data_uri("image/svg+xml", report.to_svg().encode()) if report else None,
         "network": report.network if report else None,
         "frames": filter_frames(run.filters),
