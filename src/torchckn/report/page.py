@@ -31,6 +31,8 @@ METHODS = {
     "sgo-ball": "gradient steps, classifier in a ball",
     "sgd": "SGD with momentum",
 }
+#: levels of nested settings, and characters of one, that are shown
+DEEPEST, LONGEST = 6, 500
 
 
 def write(runs: PathLike | Sequence[PathLike], output: PathLike, *, data: Any = None) -> Path:
@@ -139,12 +141,12 @@ def _attempt(compute: Callable[[N], T], net: N | None) -> tuple[T | None, str | 
         return None, str(error)
 
 
-def flat(content: Mapping[str, Any], before: str = "") -> dict[str, str]:
+def flat(content: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str, str]:
     """Nested settings as lines: ``options.tau``."""
     lines: dict[str, str] = {}
     for key, value in content.items():
-        if isinstance(value, Mapping):
-            lines |= flat(value, f"{before}{key}.")
+        if isinstance(value, Mapping) and depth < DEEPEST:
+            lines |= flat(value, f"{before}{key}.", depth + 1)
         else:
             lines[f"{before}{key}"] = short(value)
     return lines
@@ -157,18 +159,21 @@ def _comparison(columns: Sequence[Mapping[str, str]]) -> list[tuple[str, list[st
     return [(key, values, len(set(values)) > 1) for key, values in rows]
 
 
-def short(value: Any) -> str:
-    """A setting as text; long lists are abbreviated."""
+def short(value: Any, depth: int = 0) -> str:
+    """A setting as text; long texts and lists are abbreviated."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
         return "none"
     if isinstance(value, float):
         return number(value)
+    if isinstance(value, (list, tuple, Mapping)) and depth >= DEEPEST:
+        return "…"
     if isinstance(value, (list, tuple)):
-        items = [short(item) for item in value]
-        return ", ".join(items) if len(items) <= 6 else f"{items[0]}, {items[1]}, …, {items[-1]} ({len(items)} values)"
-    return str(value)
+        items = [short(item, depth + 1) for item in (value if len(value) <= 6 else (*value[:2], value[-1]))]
+        return ", ".join(items) if len(value) <= 6 else f"{items[0]}, {items[1]}, …, {items[2]} ({len(value)} values)"
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def accuracy(value: float | None) -> str:

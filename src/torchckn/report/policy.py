@@ -1,6 +1,6 @@
 """What a page may do, as a content security policy: run the script that it was written with, and nothing else.
 
-All that data from files can do is to be shown. Should a name or a value ever reach a page without being escaped, the browser would
+Data from files is only shown. Should a name or a value ever reach a page without being escaped, the browser would
 still refuse to run it, because its hash is not that of our script.
 """
 
