@@ -94,6 +94,9 @@ def test_a_chosen_kernel_that_matches_is_exact() -> None:
     net = Written(lambda s, x: end(s.relu(s.pool(s.a(x)))), a=conv(), pool=nn.AvgPool2d(2), relu=nn.ReLU())
     chosen = translate(net, (1, 8, 8), ArcCosine(1), linear_kernel=Linear()).report
     assert chosen == translate(net, (1, 8, 8)).report
+    close = Written(lambda s, x: end(s.gelu(s.a(x))), a=conv(), gelu=nn.GELU())
+    row = rows_of(translate(close, (1, 8, 8), ArcCosine(1), strict=True))["gelu"]  # strict lets it pass, as it was chosen
+    assert (row.correspondence, row.faithful) == ("inexact", True)
 
 
 def test_a_divisor_of_one_s_own_is_a_part_of_its_pooling() -> None:

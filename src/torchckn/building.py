@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import sys
+import types
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import nn
 
 from . import data, kernels, runs, zoo
 from .convnet import ScaledConvNet
-from .errors import ConfigError, DataError, NotFittedError
+from .errors import CKNError, ConfigError, DataError, NotFittedError
 from .network import Classifier
 from .settings import Settings, settings_from
 from .storage import load, load_weights
@@ -48,32 +48,55 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
     return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels)
 
 
-def build_convnet(settings: Settings, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The ConvNet that the settings name, for images of this shape."""
+def build_convnet(
+    settings: Settings, image_shape: tuple[int, int, int], classes: int, source: str | None = None
+) -> nn.Module:
+    """The ConvNet that the settings name, for images of this shape.
+
+    Args:
+        source: the text of the Python file of a network ``file.py:ClassName``, which is executed; by default the file's.
+    """
     shape = (9 * image_shape[0], *image_shape[1:]) if settings.whiten else image_shape
-    name, colon, attribute = settings.network.rpartition(":")
-    if colon:
-        return _from_file(Path(name), attribute, settings)
+    if ":" in settings.network:
+        return _from_source(own_source(settings.network) if source is None else source, settings)
     if settings.network not in zoo.ARCHITECTURES:
         raise ConfigError(
             f"unknown network {settings.network!r}: expected one of {', '.join(zoo.names())}, or file.py:ClassName for one "
             "of your own"
         )
-    fitting = zoo.ARCHITECTURES[settings.network].options_for(shape)
-    return zoo.build(settings.network, settings.filters, **{"classes": classes, **fitting, **settings.options})
+    if "filters" in settings.options:
+        raise ConfigError("filters is an option of its own: give it as --filters, not as --option filters=...")
+    fitting = zoo.ARCHITECTURES[settings.network].load().options_for(shape)
+    try:
+        return zoo.build(settings.network, settings.filters, **{"classes": classes, **fitting, **settings.options})
+    except CKNError:
+        raise
+    except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        given = settings.options | ({} if settings.filters is None else {"filters": settings.filters})
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{settings.network} cannot be built with {given}: {reason}") from error
 
 
-def _from_file(file: Path, name: str, settings: Settings) -> nn.Module:
+def own_source(network: str) -> str:
+    """The text of the Python file of a network ``file.py:ClassName``."""
+    file = Path(network.rpartition(":")[0])
     if not file.is_file():
         raise ConfigError(f"{file} does not exist; a network of your own is named file.py:ClassName")
-    private = f"_torchckn_network_{file.stem}"  # not its own name, which may be that of a module that others need
-    spec = importlib.util.spec_from_file_location(private, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{file} is not a Python file; a network of your own is named file.py:ClassName")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[private] = module
     try:
-        spec.loader.exec_module(module)
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read as Python code: {error}") from error
+
+
+def _from_source(source: str, settings: Settings) -> nn.Module:
+    """Execute the Python code of a user, and build the network that the settings name in it."""
+    path, _, name = settings.network.rpartition(":")
+    file = Path(path)
+    module = types.ModuleType(f"_torchckn_network_{file.stem}")  # not a name that others may need
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, str(file), "exec"), module.__dict__)
     except Exception as error:
         raise ConfigError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     factory = getattr(module, name, None)
@@ -91,11 +114,11 @@ def _from_file(file: Path, name: str, settings: Settings) -> nn.Module:
     return net
 
 
-def build_network(settings: Settings, images: Images, generator: torch.Generator) -> Classifier:
+def build_network(settings: Settings, images: Images, generator: torch.Generator, source: str | None = None) -> Classifier:
     """The network to train: the kernel counterpart, or the ConvNet itself, with the pixels' statistics in it."""
     with torch.random.fork_rng():  # a ConvNet draws its weights from torch's own generator
         torch.manual_seed(settings.training.seed)
-        net = build_convnet(settings, images.shape, len(images.classes))
+        net = build_convnet(settings, images.shape, len(images.classes), source)
     classifier = _to_classifier(settings, net, images.shape, images.pixels, len(images.classes), generator)
     return classifier.to(find_device(settings.device))
 
@@ -106,6 +129,8 @@ def find_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("meta has no numbers")
         torch.zeros(1, dtype=torch.float64, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
@@ -158,11 +183,12 @@ class Trained(NamedTuple):
     settings: Settings | None
 
 
-def load_trained(path: str | os.PathLike[str], *, execute: bool = True) -> Trained:
+def load_trained(path: str | os.PathLike[str], *, trust: bool = False) -> Trained:
     """The network of a finished run, or of a file that :func:`torchckn.save` wrote.
 
     Args:
-        execute: whether a ConvNet of your own, ``file.py:ClassName``, may be built, which executes that file.
+        trust: whether Python code that the run folder has may be executed. A ConvNet of your own, ``file.py:ClassName``, needs
+            it; kernel networks and ConvNets of the zoo do not.
     """
     path = Path(path)
     if not path.exists():
@@ -180,9 +206,8 @@ def load_trained(path: str | os.PathLike[str], *, execute: bool = True) -> Train
     classes = tuple(config["classes"])
     if settings.kind == "ckn":
         return Trained(load(model).eval(), classes, settings)
-    if ":" in settings.network and not execute:
-        raise DataError(f"{path} has a ConvNet of {settings.network}, and loading it would execute that file")
-    net = build_convnet(settings, tuple(config["image_shape"]), len(classes))
+    source = trusted_source(path, config, settings, trust)
+    net = build_convnet(settings, tuple(config["image_shape"]), len(classes), source)
     pixels = data.Preprocessing(**config["preprocessing"])
     convnet = _to_classifier(settings, net, tuple(config["image_shape"]), pixels, len(classes), None)
     load_weights(convnet, model)
@@ -194,15 +219,31 @@ def _load_saved(file: Path) -> Trained:
     return Trained(ckn, tuple(map(str, range(ckn.head.out_features))), None)
 
 
+def trusted_source(folder: Path, config: dict[str, Any], settings: Settings, trust: bool) -> str | None:
+    """The Python code of a run's network, if it has any and its user trusts it."""
+    if ":" not in settings.network:
+        return None
+    if not trust:
+        raise ConfigError(
+            f"the run in {folder} has Python code, of {settings.network}, which would be executed; read it in "
+            f"{folder / 'config.toml'} (network_source), and pass --trust if you trust it"
+        )
+    source = config.get("network_source")
+    if not isinstance(source, str):
+        raise DataError(f"{folder / 'config.toml'} does not have the Python code of {settings.network} (network_source)")
+    return source
+
+
 def run_settings(folder: Path, config: dict[str, Any]) -> Settings:
     """The settings that a run was made with, of its configuration."""
     return settings_from(config["settings"] | config["training"], str(folder / "config.toml"))
 
 
-def run_description(settings: Settings, images: Images) -> dict[str, Any]:
+def run_description(settings: Settings, images: Images, source: str | None) -> dict[str, Any]:
     """What a run folder's configuration says beside the training configuration, enough to build the network again."""
     return {
         "settings": settings.model_dump(exclude_none=True, exclude={"training"}),
+        "network_source": source,
         "classes": list(images.classes),
         "image_shape": list(images.shape),
         "preprocessing": asdict(images.pixels),

@@ -26,7 +26,7 @@ class Settings(Config):
 
     network: str = option("lenet5", "A network of the zoo, or file.py:ClassName for one of your own.", heading=NETWORK)
     filters: int | None = option(
-        None, "Filters per layer, for networks of the zoo; their own by default.", heading=NETWORK, ge=1
+        None, "Filters per layer, for networks of the zoo; their own by default.", heading=NETWORK, ge=1, le=2**14
     )
     options: dict[str, Any] = option({}, "Further arguments of the network's class, as in bias=false.", heading=NETWORK)
     kind: Kind = option("ckn", "Train the kernel counterpart, or the ConvNet itself.", heading=NETWORK)

@@ -5,6 +5,7 @@ Everything heavy is imported inside the commands: ``torchckn --help`` answers be
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -45,8 +46,19 @@ def main() -> None:
     except CKNError as error:
         _complain(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except MemoryError as error:
+        _complain(
+            f"there is not enough memory ({error or 'out of memory'}); use fewer filters, smaller batches or fewer images"
+        )
+        sys.exit(1)
     except OSError as error:
         _complain(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("TORCHCKN_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        _complain(f"unexpected {what}. This is a bug: please report it, with the traceback that TORCHCKN_DEBUG=1 shows")
         sys.exit(1)
 
 

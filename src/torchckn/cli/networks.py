@@ -12,7 +12,7 @@ from rich.text import Text
 from ..errors import ConfigError
 from ..settings import Settings, settings_from
 from ..tables import Column, TextTable, line, paragraph, shape_text, table_lines
-from .options import AsJSON, DataDir, print_json, settings_options, show
+from .options import COMPLETE_NETWORKS, AsJSON, DataDir, print_json, settings_options, show
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,8 +29,8 @@ def zoo(as_json: AsJSON = False) -> None:
 
     rows: list[dict[str, Any]] = []
     for name, architecture in networks.ARCHITECTURES.items():
-        described = (architecture.__doc__ or "").strip().splitlines()[0]
-        rows.append({"name": name, "input_shape": list(architecture.input_shape), "description": described})
+        shape = list(architecture.input_shape)
+        rows.append({"name": name, "input_shape": shape, "description": architecture.description})
     if as_json:
         print_json(rows)
     else:
@@ -55,7 +55,10 @@ class _ZooTable(TextTable):
 @settings_options("filters", "options", "data", "whiten", "kernel", "linear_kernel")
 def translate(
     given: dict[str, Any],
-    network: Annotated[str, typer.Argument(help="A network of the zoo, or file.py:ClassName for one of your own.")],
+    network: Annotated[
+        str,
+        typer.Argument(help="One that torchckn zoo lists, or file.py:ClassName.", autocompletion=COMPLETE_NETWORKS),
+    ],
     input_shape: Annotated[
         str | None,
         typer.Option(help="Shape of an image, such as 1,28,28; takes the place of a data set.", rich_help_panel="Images"),
@@ -74,7 +77,7 @@ def translate(
 
     Example: [bold]torchckn translate lenet5 --filters 16[/bold]
     """
-    from ..files import write_atomically
+    from ..files import check_output, write_atomically
     from ..storage import save as write_network
     from ..translation import require_exact
 
@@ -85,6 +88,9 @@ def translate(
         raise ConfigError("--input-shape takes the place of a data set; give either --input-shape, or --data and --whiten")
     ckn = _for_shape(settings, shape) if shape else _for_data(settings, data_dir, may_differ=not images_named)
     assert ckn.report is not None
+    for output in (svg, html, save):
+        if output is not None:
+            check_output(output)
     if strict:
         require_exact(ckn.report)
     if svg:

@@ -19,11 +19,13 @@ from ..choices import DataSetName
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..settings import Settings
+from ..zoo.catalogue import names
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets are kept; also TORCHCKN_DATA.")]
 Model = Annotated[Path, typer.Argument(help="The folder of a finished run, or a file that torchckn.save wrote.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the Python code of a network that a run folder has.")]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
 
@@ -141,6 +143,7 @@ def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 _COMPLETIONS = {"data": completion(get_args(DataSetName))}
+COMPLETE_NETWORKS = completion(names())
 
 
 def _parsed(name: str, value: Any) -> Any:

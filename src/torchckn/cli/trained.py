@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..errors import ConfigError
 from ..formats import percent
-from .options import AsJSON, DataDir, Model, Runs, print_json, show
+from .options import AsJSON, DataDir, Model, Runs, Trust, print_json, show
 
 if TYPE_CHECKING:
     from ..building import Trained
@@ -25,6 +25,7 @@ def evaluate(
         str, typer.Option(help="test, train, or valid if the data have validation images of their own.")
     ] = "test",
     data_dir: DataDir = None,
+    trust: Trust = False,
     as_json: AsJSON = False,
 ) -> None:
     """Accuracy of a trained network, on the test images by default.
@@ -35,7 +36,7 @@ def evaluate(
     from ..building import load_trained
     from ..fit import evaluate as measure
 
-    trained = load_trained(model)
+    trained = load_trained(model, trust=trust)
     whole, images = _part(trained, data, part, data_dir)
     result = measure(trained.net, images)
     if as_json:
@@ -69,6 +70,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders, of which all images are taken.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 3,
     resize: Annotated[bool, typer.Option("--resize", help="Resize images that are not of the network's size.")] = False,
+    trust: Trust = False,
     as_json: AsJSON = False,
 ) -> None:
     """Labels and probabilities for image files.
@@ -81,7 +83,7 @@ def predict(
     from ..data.own import find_images, read_for
     from ..fit.features import CHUNK
 
-    trained = load_trained(model)
+    trained = load_trained(model, trust=trust)
     net = trained.net.eval()
     files = [file for path in images for file in (find_images(path) if path.is_dir() else [path])]
     rows: list[dict[str, Any]] = []
@@ -109,6 +111,7 @@ def export(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="A file .onnx, or .pt2 for torch.export.")],
     uint8: Annotated[bool, typer.Option("--uint8", help="Take pixels from 0 to 255 instead of 0 to 1.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Write a trained network as a plain graph, from pixels to probabilities: ONNX or torch.export.
 
@@ -116,13 +119,12 @@ def export(
     """
     from .. import export as exporting
     from ..building import load_trained
-    from ..convnet import ScaledConvNet
-    from ..network import CKN
+    from ..files import check_output
 
-    trained = load_trained(model)
     if output.suffix not in (".onnx", ".pt2"):
         raise ConfigError(f"--output expected a file ending in .onnx or .pt2, got {output}")
-    assert isinstance(trained.net, (CKN, ScaledConvNet))
+    check_output(output)
+    trained = load_trained(model, trust=trust)
     write = exporting.to_onnx if output.suffix == ".onnx" else exporting.to_torch
     write(trained.net, output, uint8_input=uint8)
     show(False, f"wrote {output}")
@@ -139,8 +141,10 @@ def report(
     """
     from .. import data
     from .. import report as reporting
+    from ..files import check_output
     from ..runs import read_config
 
+    check_output(output)
     settings = read_config(runs[0]).get("settings")
     images = data.load(settings["data"], data_dir) if settings else None
     show(False, f"wrote {reporting.write(runs, output, data=images)}")
@@ -151,6 +155,7 @@ def draw(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 8000,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
     data_dir: DataDir = None,
+    trust: Trust = False,
 ) -> None:
     """Draw with the mouse and see what networks make of it, live, on a page that only this machine can reach.
 
@@ -158,4 +163,4 @@ def draw(
     """
     from ..draw import serve
 
-    serve(runs, port, open_browser=open_browser, data_dir=data_dir)
+    serve(runs, port, open_browser=open_browser, data_dir=data_dir, trust=trust)

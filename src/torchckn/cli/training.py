@@ -14,7 +14,7 @@ from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..fit.config import TrainConfig
 from ..settings import Settings, read_settings, settings_from
-from .options import AsJSON, DataDir, Quiet, print_json, settings_options, show
+from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, print_json, settings_options, show
 
 
 def demo(
@@ -36,7 +36,9 @@ def train(
     given: dict[str, Any],
     network: Annotated[
         str | None,
-        typer.Argument(help="One that torchckn zoo lists, or file.py:ClassName; lenet5 by default."),
+        typer.Argument(
+            help="One that torchckn zoo lists, or file.py:ClassName; lenet5 by default.", autocompletion=COMPLETE_NETWORKS
+        ),
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", "-o", help="A new folder for the run; in ./runs by default.")] = None,
     resume: Annotated[
@@ -47,6 +49,7 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard into a folder beside the run, RUN-tensorboard.")
     ] = False,
+    trust: Trust = False,
     as_json: AsJSON = False,
     quiet: Quiet = False,
 ) -> None:
@@ -54,19 +57,26 @@ def train(
 
     Example: [bold]torchckn train lenet5 --filters 16 --data mnist-mini --steps 100 --run runs/first[/bold]
     """
-    if resume is not None and (network or config or run):
-        raise ConfigError("--resume takes a run with the network and options it has; only --steps may grow")
-    settings = _resumed(resume, given) if resume else _asked_for(network, config, given)
+    if resume is not None and (config or run):
+        raise ConfigError(
+            "--resume takes a run with the options it has, so give no --config and no --run; only --steps may grow"
+        )
+    settings = _resumed(resume, network, given) if resume else _asked_for(network, config, given)
 
     import torch
 
-    from ..building import build_network, load_images, run_description
+    from .. import runs
+    from ..building import build_network, load_images, own_source, run_description, trusted_source
     from ..fit import TensorBoard
     from ..fit import train as fit
 
+    if resume and not network:
+        source = trusted_source(resume, runs.read_config(resume), settings, trust)
+    else:
+        source = own_source(settings.network) if ":" in settings.network else None
     images = load_images(settings, data_dir)
     generator = torch.Generator().manual_seed(settings.training.seed)
-    net = build_network(settings, images, generator)
+    net = build_network(settings, images, generator, source)
     with _folder(resume or run, settings) as folder, _resumable(folder):
         show(
             quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train.images)} training images -> {folder}"
@@ -81,7 +91,7 @@ def train(
             resume=resume is not None,
             callbacks=[TensorBoard(folder.with_name(folder.name + "-tensorboard"))] if tensorboard else [],
             progress=False if quiet or as_json else None,
-            description=run_description(settings, images),
+            description=run_description(settings, images, source),
         )
     accuracy = None if result.head is None else result.head.accuracy
     if as_json:
@@ -104,14 +114,17 @@ def _asked_for(network: str | None, config: Path | None, given: dict[str, Any]) 
         owner = metadata_of(Settings.all_options()[name]).get("only_for")
         if owner is not None and owner not in (settings.kind, settings.method):
             raise ConfigError(f"{name} is for {owner} only, and this is {settings.kind} by {settings.method}; leave it out")
-    if ":" not in settings.network:
-        return settings
-    file, _, name = settings.network.rpartition(":")  # so that the run can be resumed from any folder
-    return settings.replace(network=f"{Path(file).resolve()}:{name}")
+    return settings.replace(network=_resolved(settings.network))
 
 
-def _resumed(folder: Path, given: dict[str, Any]) -> Settings:
-    """The settings of a run, with those that may differ when it is resumed."""
+def _resolved(network: str) -> str:
+    """A network with the whole path of its file, if it has one: a run can be resumed from any folder."""
+    file, colon, name = network.rpartition(":")
+    return f"{Path(file).resolve()}:{name}" if colon else network
+
+
+def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settings:
+    """The settings of a run, with those that may differ when it is resumed. Naming its network again is trusting its code."""
     from .. import runs
     from ..building import run_settings
 
@@ -125,6 +138,8 @@ def _resumed(folder: Path, given: dict[str, Any]) -> Settings:
             f"--resume takes a run with the options it has: expected none but {', '.join(sorted(free))}, got {fixed[0]}"
         )
     settings = run_settings(folder, content)
+    if network is not None and _resolved(network) != settings.network:
+        raise ConfigError(f"the run in {folder} is of {settings.network}, got {network}; name the same network, or none")
     return settings.replace(training=settings.training.replace(**given))
 
 

@@ -54,12 +54,14 @@ class _Entry:
 class Board:
     """The networks of the page: they classify a drawing and find the training images that are most similar to it."""
 
-    def __init__(self, runs: Sequence[str | os.PathLike[str]], data_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, runs: Sequence[str | os.PathLike[str]], data_dir: str | os.PathLike[str] | None = None, trust: bool = False
+    ) -> None:
         if not runs:
             raise ConfigError(
                 "draw expected at least one run, got none; pass the folder of a run, or several to compare them"
             )
-        self.entries = [_entry(Path(run), data_dir) for run in runs]
+        self.entries = [_entry(Path(run), data_dir, trust) for run in runs]
 
     @torch.inference_mode()
     def classify(self, pixels: np.ndarray) -> list[dict[str, Any]]:
@@ -87,8 +89,8 @@ class Board:
 
 
 @torch.inference_mode()
-def _entry(run: Path, data_dir: str | os.PathLike[str] | None) -> _Entry:
-    trained = load_trained(run)
+def _entry(run: Path, data_dir: str | os.PathLike[str] | None, trust: bool) -> _Entry:
+    trained = load_trained(run, trust=trust)
     net, title = trained.net, f"{run.name} ({_TITLES[trained.net.kind]})"
     if trained.settings is None or net.kind != "ckn":
         return _Entry(title, net, trained.classes, None, (), ())
@@ -210,10 +212,13 @@ class _Server(ThreadingHTTPServer):
 
 
 def make_server(
-    runs: Sequence[str | os.PathLike[str]], port: int = 0, data_dir: str | os.PathLike[str] | None = None
+    runs: Sequence[str | os.PathLike[str]],
+    port: int = 0,
+    data_dir: str | os.PathLike[str] | None = None,
+    trust: bool = False,
 ) -> _Server:
     """The server, not started; ``server.server_port`` is its port."""
-    board = Board(runs, data_dir)
+    board = Board(runs, data_dir, trust)
     try:
         return _Server(port, board)
     except OSError as error:
@@ -228,9 +233,10 @@ def serve(
     *,
     open_browser: bool = True,
     data_dir: str | os.PathLike[str] | None = None,
+    trust: bool = False,
 ) -> None:
     """Serve the page until Ctrl-C."""
-    server = make_server(runs, port, data_dir)
+    server = make_server(runs, port, data_dir, trust)
     address = f"http://{ADDRESS}:{server.server_port}/"
     print(f"open {address} to draw (stop with Ctrl-C)", flush=True)
     if open_browser:

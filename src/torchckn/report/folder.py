@@ -151,7 +151,7 @@ def _read(folder: Path, name: str) -> RunFolder:
 def _model(folder: Path) -> tuple[Classifier | None, str | None]:
     """The trained network, or why there is none. A report executes no code of others."""
     try:
-        return load_trained(folder, execute=False).net, None
+        return load_trained(folder).net, None
     except CKNError as error:
         return None, str(error)
     except KeyError as error:

@@ -157,17 +157,17 @@ class Step:
     @property
     def inputs(self) -> list[Value]:
         """What the operation's tensor arguments have become, in their order."""
-        found: list[Value] = []
+        values: list[Value] = []
 
         def collect(argument: Any) -> None:
             if isinstance(argument, Operation) and argument.name in self._values:
-                found.append(self._values[argument.name])
+                values.append(self._values[argument.name])
             elif isinstance(argument, (tuple, list)):
                 for item in argument:
                     collect(item)
 
         collect((*self.operation.args, *self.operation.kwargs.values()))
-        return found
+        return values
 
     @property
     def input(self) -> Value:
@@ -241,12 +241,13 @@ class Step:
         """Give the pending layer its kernel, or put an identity layer here if none is pending."""
         value, chosen = self.input, self.builder.policy.kernel
         used = kernel if chosen is None else chosen
-        faithful, reasons, decided = exact, [why], ""
+        reasons, decided = [why], ""
         if used.spec() != kernel.spec():
-            exact, faithful, reasons = False, True, [chosen_kernel(used, kernel)]
+            exact, reasons = False, [chosen_kernel(used, kernel)]
         elif not value.gaussian:
-            exact = faithful = False
+            exact = False
             reasons.append("exact for linear units only, and these are not linear")
+        faithful = exact or chosen is not None  # a kernel that was chosen is meant
         if value.pending is not None:
             result = self.builder.add(value.pending.with_kernel(used))
             decided = str(used.spec())

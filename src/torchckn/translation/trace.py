@@ -1,7 +1,7 @@
-"""What a ConvNet does, step by step: its operations in the order of computation, with shapes and places in the source.
+"""The operations of a ConvNet in the order of computation, with their shapes and their places in the source.
 
-``torch.fx`` follows a symbolic image through ``forward``; then real zeros run through what it recorded, for the shapes. The
-network itself is left untouched: all of this happens to a copy. Read next: :mod:`torchckn.translation.rules`.
+``torch.fx`` traces ``forward`` with a symbolic image; then an image of zeros runs through the recorded graph, which gives the
+shapes. The network itself is left untouched: all of this happens to a copy. Read next: :mod:`torchckn.translation.rules`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from ..errors import TranslationError
 
 Key = type[nn.Module] | Callable[..., Any] | str
-"""What an operation is known by: the class of a module, a function, or the name of a tensor's method."""
+"""What identifies an operation: the class of a module, a function, or the name of a tensor's method."""
 
 
 @dataclass
@@ -30,21 +30,21 @@ class Operation:
     """One operation of the traced network."""
 
     name: str
-    """unique, and fit to be the name of a graph's node"""
+    """unique, and a valid name for a node of a graph"""
     source: str
-    """as the user knows it: the path of a module, or the name of a function"""
+    """its name in the ConvNet: the path of a module, or the name of a function"""
     key: Key | None
     """what to look a rule up by; None for parameters and for the input"""
     kind: str
     """for messages: ``Conv2d``, ``F.relu``, ``Tensor.view``"""
     module: nn.Module | None
     args: tuple[Any, ...]
-    """positional arguments, with other operations in place of what they give"""
+    """positional arguments; an argument that is the result of another operation is that operation"""
     kwargs: dict[str, Any]
     value: Any
-    """what it gave for a batch of two all-zero images"""
+    """its result for a batch of two all-zero images"""
     where: str
-    """file, line and text of the source, where known"""
+    """file, line and text of the source, if known"""
     users: list[Operation] = field(default_factory=list)
 
     @property
@@ -62,18 +62,18 @@ class Trace:
     operations: list[Operation]
     input: Operation
     output: Any
-    """what ``forward`` returns, with operations in place of tensors"""
+    """what ``forward`` returns; a tensor is the operation that gives it"""
 
 
-def trace(net: nn.Module, input_shape: Sequence[int], is_known: Callable[[nn.Module], bool]) -> Trace:
-    """Follow an image of ``input_shape`` (C, H, W) through ``net``.
+def trace(net: nn.Module, input_shape: Sequence[int], has_rule: Callable[[nn.Module], bool]) -> Trace:
+    """Trace ``net`` with an image of ``input_shape`` (C, H, W).
 
-    ``is_known`` says of a module whether it is to be taken whole; all others are looked into.
+    A module for which ``has_rule`` is true is one operation; all others are traced into.
     """
     net = _copy(net)
-    graph_module = _record(net, is_known)
+    graph_module = _record(net, has_rule)
     values = _run(graph_module, net, tuple(input_shape))
-    #: what each node gives at the moment: itself, or what an operation in place has made of it
+    #: the operation that gives a node's value: its own, or the last one that has changed it in place
     current: dict[fx.Node, Operation] = {}
     operations: list[Operation] = []
     taken = {"input", "head"}
@@ -121,7 +121,7 @@ def _copy(net: nn.Module) -> nn.Module:
 
 
 def _is_in_place(operation: Operation) -> bool:
-    """Whether it changes its input: what reads that input later reads the result."""
+    """Whether it changes its input: later operations on that input get the result."""
     if isinstance(operation.key, str):
         return operation.key.endswith("_") and not operation.key.endswith("__")
     if operation.module is not None:
@@ -132,38 +132,38 @@ def _is_in_place(operation: Operation) -> bool:
 
 
 def _operations_in(item: Any) -> list[Operation]:
-    """The operations that an argument is made of."""
+    """The operations in an argument."""
     if isinstance(item, Operation):
         return [item]
     if isinstance(item, slice):
         item = (item.start, item.stop, item.step)
     if isinstance(item, dict):
         item = tuple(item.values())
-    return [found for part in item for found in _operations_in(part)] if isinstance(item, (tuple, list)) else []
+    return [operation for part in item for operation in _operations_in(part)] if isinstance(item, (tuple, list)) else []
 
 
 def _needed(output: Any) -> set[int]:
-    """Everything that the output depends on; the rest is dead code."""
-    found: set[int] = set()
+    """The ids of all operations that the output depends on; the rest is dead code."""
+    needed: set[int] = set()
     waiting = _operations_in(output)
     while waiting:
         operation = waiting.pop()
-        if id(operation) not in found:
-            found.add(id(operation))
+        if id(operation) not in needed:
+            needed.add(id(operation))
             waiting += _operations_in((operation.args, operation.kwargs))
-    return found
+    return needed
 
 
 class _Tracer(fx.Tracer):
-    """Notes for each operation which line of the user's code it comes from. (torch can do that, too, but imports its compiler
-    to do it, which takes longer than the whole translation.)"""
+    """Records which line of the user's code each operation comes from. (torch can do that as well, but imports its compiler
+    for it, which takes longer than the whole translation.)"""
 
-    def __init__(self, is_known: Callable[[nn.Module], bool]) -> None:
+    def __init__(self, has_rule: Callable[[nn.Module], bool]) -> None:
         super().__init__()
-        self._is_known = is_known
+        self._has_rule = has_rule
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return self._is_known(m) or super().is_leaf_module(m, module_qualified_name)
+        return self._has_rule(m) or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -173,11 +173,11 @@ class _Tracer(fx.Tracer):
         return node
 
 
-def _record(net: nn.Module, is_known: Callable[[nn.Module], bool]) -> fx.GraphModule:
+def _record(net: nn.Module, has_rule: Callable[[nn.Module], bool]) -> fx.GraphModule:
     home = type(net).__mro__[1].__module__  # of the class that was copied
-    if is_known(net) or (home.startswith("torch.nn") and not isinstance(net, nn.Sequential)):
+    if has_rule(net) or (home.startswith("torch.nn") and not isinstance(net, nn.Sequential)):
         net = nn.Sequential(net)  # a single layer is a network as well
-    tracer = _Tracer(is_known)
+    tracer = _Tracer(has_rule)
     try:
         graph = tracer.trace(net)
     except Exception as error:
@@ -206,13 +206,13 @@ def _run(graph_module: fx.GraphModule, net: nn.Module, input_shape: tuple[int, .
     recorder.extra_traceback = False
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the network's own affair
+            warnings.simplefilter("ignore")  # warnings about the network, which its own training shows as well
             recorder.run(images)
     except Exception as error:
         node = recorder.current
         raise TranslationError(
             f"{type(net).__name__} does not run on images of shape {input_shape}: {node.target} ({_place(node) or node.op}) "
-            f"says: {_first_line(error)}. Is input_shape, without the batch, the one that the network was made for?"
+            f"raises: {_first_line(error)}. Check that input_shape, without the batch, is the one that the network was made for."
         ) from None
     return values
 
@@ -237,7 +237,7 @@ def _replace(argument: Any, current: dict[fx.Node, Operation]) -> Any:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """A name that a graph's node can have: not used yet, and not one of a module dictionary's own."""
+    """A valid name for a node of a graph: not taken, and not an attribute of a module dictionary."""
     while name in taken or hasattr(_MODULES, name):
         name += "_"
     taken.add(name)
@@ -248,7 +248,7 @@ _MODULES = nn.ModuleDict()
 
 
 def _place(node: fx.Node) -> str:
-    """``file.py:12, x = F.relu(x)``: the innermost line of the user's own code."""
+    """``file.py:12, x = F.relu(x)``: the innermost line of the user's code."""
     own = node.meta.get("own_frames")
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
 

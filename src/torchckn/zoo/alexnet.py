@@ -6,6 +6,7 @@ from torch import nn
 
 from ..errors import ConfigError
 from .base import ConvNet
+from .catalogue import ARCHITECTURES
 
 
 class AlexNet(ConvNet):
@@ -16,7 +17,7 @@ class AlexNet(ConvNet):
         groups: groups of three of the convolutions; 2 in the original, for its two GPUs; 1: ordinary convolutions.
     """
 
-    input_shape = (3, 227, 227)
+    input_shape = ARCHITECTURES["alexnet"].input_shape
 
     def __init__(
         self, filters: int | None = None, classes: int = 1000, bias: bool = True, lrn: bool = True, groups: int = 2

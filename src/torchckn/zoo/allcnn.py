@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from .base import ConvNet
+from .catalogue import ARCHITECTURES
 
 
 class AllCNN(ConvNet):
@@ -20,7 +21,7 @@ class AllCNN(ConvNet):
         dropout: dropout of 20 % of the input and 50 % after each strided layer, as in the original; the paper has none.
     """
 
-    input_shape = (3, 32, 32)
+    input_shape = ARCHITECTURES["allcnn"].input_shape
     init_std = 0.3
 
     @classmethod

@@ -15,6 +15,7 @@ from torch import nn
 from ..choices import Connections
 from ..errors import ConfigError, unknown_name
 from .base import ConvNet
+from .catalogue import ARCHITECTURES
 from .modules import ChannelScale, MaskedConv2d, ScaledTanh
 
 #: C3 of the appendix: one row per input channel, one column per filter
@@ -73,7 +74,7 @@ class LeNet1(_LeNet):
         bias: whether layers have biases; the paper's experiments have none.
     """
 
-    input_shape = (1, 28, 28)
+    input_shape = ARCHITECTURES["lenet1"].input_shape
     scheme = _LENET1_C3
 
     def __init__(
@@ -93,7 +94,7 @@ class LeNet5(_LeNet):
         others: as for :class:`LeNet1`.
     """
 
-    input_shape = (1, 32, 32)
+    input_shape = ARCHITECTURES["lenet5"].input_shape
     scheme = _LENET5_C3
 
     @classmethod

@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from .base import ConvNet
+from .catalogue import ARCHITECTURES
 
 
 class NetworkInNetwork(ConvNet):
     """Three blocks, then global average pooling of one feature map per class, without a linear layer at the end."""
 
-    input_shape = (3, 32, 32)
+    input_shape = ARCHITECTURES["nin"].input_shape
 
     def __init__(self, filters: int | None = None, classes: int = 10, bias: bool = True, dropout: float = 0.5) -> None:
         super().__init__(filters)

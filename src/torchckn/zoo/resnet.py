@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base import ConvNet
+from .catalogue import ARCHITECTURES
 from .modules import Subsample
 
 
@@ -29,7 +30,7 @@ class ResidualBlock(nn.Module):
 class ResNet20(ConvNet):
     """Three stages of three residual blocks with 16, 32 and 64 filters."""
 
-    input_shape = (3, 32, 32)
+    input_shape = ARCHITECTURES["resnet20"].input_shape
 
     def __init__(self, filters: int | None = None, classes: int = 10) -> None:
         super().__init__(filters)

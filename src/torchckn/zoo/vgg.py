@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from .base import ConvNet
+from .catalogue import ARCHITECTURES
 
 
 class VGG11(ConvNet):
     """Eight 3x3 convolutions with ReLU, max pooling after five of them, and two hidden layers of 512 (4096 at 224x224)."""
 
-    input_shape = (3, 32, 32)
+    input_shape = ARCHITECTURES["vgg11"].input_shape
 
     def __init__(
         self,

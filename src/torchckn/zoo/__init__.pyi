@@ -1,0 +1,16 @@
+from .alexnet import AlexNet as AlexNet
+from .allcnn import AllCNN as AllCNN
+from .base import ConvNet as ConvNet
+from .catalogue import ARCHITECTURES as ARCHITECTURES
+from .catalogue import build as build
+from .catalogue import names as names
+from .lenet import LeNet1 as LeNet1
+from .lenet import LeNet5 as LeNet5
+from .modules import ChannelScale as ChannelScale
+from .modules import LocallyConnected2d as LocallyConnected2d
+from .modules import MaskedConv2d as MaskedConv2d
+from .modules import ScaledTanh as ScaledTanh
+from .modules import Subsample as Subsample
+from .nin import NetworkInNetwork as NetworkInNetwork
+from .resnet import ResNet20 as ResNet20
+from .vgg import VGG11 as VGG11

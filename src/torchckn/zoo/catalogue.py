@@ -1,0 +1,57 @@
+"""The networks of the zoo by name. Needs no torch: it is loaded when a network is built."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from .base import ConvNet
+
+
+class Architecture(NamedTuple):
+    """Where a network is, and what it is."""
+
+    module: str
+    name: str
+    input_shape: tuple[int, int, int]
+    """(channels, height, width) of its usual images"""
+    description: str
+
+    def load(self) -> type[ConvNet]:
+        """The class of the network."""
+        return getattr(importlib.import_module(f".{self.module}", __package__), self.name)
+
+
+#: all architectures by name; to add one, write a subclass of ConvNet in a file of its own and add a line here
+ARCHITECTURES: dict[str, Architecture] = {
+    "alexnet": Architecture("alexnet", "AlexNet", (3, 227, 227), "AlexNet (Krizhevsky et al., 2012)."),
+    "allcnn": Architecture("allcnn", "AllCNN", (3, 32, 32), "All-CNN-C (Springenberg et al., 2014): convolutions only."),
+    "lenet1": Architecture("lenet", "LeNet1", (1, 28, 28), "LeNet-1 (LeCun et al., 1995): 4 and 12 filters."),
+    "lenet5": Architecture("lenet", "LeNet5", (1, 32, 32), "LeNet-5 (LeCun et al., 1998): 6, 16, 120 and 84 filters."),
+    "nin": Architecture("nin", "NetworkInNetwork", (3, 32, 32), "Network in Network (Lin et al., 2013)."),
+    "resnet20": Architecture("resnet", "ResNet20", (3, 32, 32), "ResNet-20 (He et al., 2015), for 32x32 images."),
+    "vgg11": Architecture("vgg", "VGG11", (3, 32, 32), "VGG-11 (Simonyan and Zisserman, 2014), for 32x32 images."),
+}
+
+
+def names() -> list[str]:
+    """The valid names for :func:`build`."""
+    return sorted(ARCHITECTURES)
+
+
+def build(name: str, filters: int | None = None, **options: Any) -> ConvNet:
+    """A ConvNet by name. ``options`` are arguments of its class, such as ``classes`` and ``bias``: see ``help(zoo.LeNet5)``."""
+    if name not in ARCHITECTURES:
+        raise unknown_name("architecture", name, ARCHITECTURES)
+    architecture = ARCHITECTURES[name].load()
+    valid_options = list(inspect.signature(architecture).parameters)
+    for option in options:
+        if option not in valid_options:
+            raise unknown_name(f"option of {name}", option, valid_options)
+    if filters is not None and (not isinstance(filters, int) or filters < 1):
+        raise ConfigError(f"filters expected an integer >= 1, or None for the original widths, got {filters!r}")
+    return architecture(filters=filters, **options)
