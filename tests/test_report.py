@@ -182,9 +182,9 @@ def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) 
     config.write_text(config.read_text().replace('"lenet1"', '"net.py:Net"'))
     text = " ".join(page(tmp_path / "run", tmp_path, images.test).text.split())
     assert "There are no predictions: " in text
-    assert "run has a ConvNet of net.py:Net, and loading it would execute that file." in text
+    assert "run has Python code, of net.py:Net, which would be executed; read it in" in text
     assert "This run has no network that can be loaded." in text
-    with pytest.raises(ConfigError, match="net.py does not exist"):  # the command that is asked for it would execute it
+    with pytest.raises(ConfigError, match="which would be executed; .*pass --trust if you trust it"):
         building.load_trained(tmp_path / "run")
 
 
