@@ -196,8 +196,7 @@ def test_a_report_about_a_hostile_run_runs_nothing(
     assert len(browser.find_elements(By.CSS_SELECTOR, "script")) == 2
     assert EVIL in (find(browser, "#translation").get_attribute("textContent") or "")
     assert len(browser.find_elements(By.CSS_SELECTOR, ".plot svg")) == 3
-    for link in browser.find_elements(By.CSS_SELECTOR, "a[href]:not(.skip)"):
-        link.click()
+    browser.execute_script("document.querySelectorAll('a, summary, img, th, td').forEach((element) => element.click())")
     assert not canary(browser)
 
 

@@ -1,7 +1,7 @@
 """A local web page that classifies what you draw with the mouse, while you draw: ``torchckn draw RUN``.
 
-The server listens on the loopback address only, answers only requests to that address, refuses those of other web pages, and accepts
-nothing but one small square of gray pixels. Other users of the same machine can reach it.
+The server listens on the loopback address only, answers only requests to that address, refuses those of other web pages, and
+accepts nothing but one small square of gray pixels. Other users of the same machine can reach it.
 """
 
 from __future__ import annotations
