@@ -151,6 +151,8 @@ def parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
         ("POST /classify HTTP/1.1", 411),
         ("DELETE / HTTP/1.1", 501),
         ("GET / HTTP/9.9", 505),
+        ("GET /", 200),
+        ("nonsense", 400),
     ],
 )
 def test_every_answer_has_the_policy_and_tells_no_version(server: Any, line: str, status: int) -> None:
@@ -325,8 +327,10 @@ def test_a_stroke_on_the_page_is_classified_live(server: Any, browser: webdriver
 
 
 def test_hostile_names_of_runs_and_classes_are_shown_as_text(
-    trained: Path, tmp_path: Path, browser: webdriver.Chrome
-) -> None:  # noqa: F811
+    trained: Path,
+    tmp_path: Path,
+    browser: webdriver.Chrome,  # noqa: F811
+) -> None:
     evil = "".join(HOSTILE)
     run = Path(shutil.copytree(trained / "ckn", tmp_path / "<img src=x onerror=window.canary=1>'\"javascript:"))
     config = tomllib.loads((run / "config.toml").read_text())
@@ -370,7 +374,8 @@ def test_another_page_can_neither_ask_the_server_nor_show_its_page(
     address, body = f"http://127.0.0.1:{server.server_port}", json.dumps({"pixels": [0] * SIDE**2})
     (tmp_path / "evil.html").write_text(
         f"""<!doctype html><title>evil</title><iframe src="{address}/"></iframe>
-        <form method="post" action="{address}/classify" enctype="text/plain" target="hidden"></form><iframe name="hidden"></iframe>
+        <form method="post" action="{address}/classify" enctype="text/plain" target="hidden"></form>
+        <iframe name="hidden"></iframe>
         <script>
         document.forms[0].submit();
         fetch("{address}/classify", {{method: "POST", mode: "no-cors", body: '{body}'}})

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import torchckn
 from torchckn import ConfigError, DataError, building, data, report
+from torchckn.files import write_tensors
 from torchckn.fit.filters import sample_patches
 from torchckn.kernels import ArcCosine, RBFSphere
 from torchckn.report.charts import DASHES, penalty_chart, style, thinned, training_charts
@@ -296,6 +297,69 @@ def test_a_damaged_part_is_reported_and_not_fatal(copied: Path, tmp_path: Path, 
     assert said in page(copied, tmp_path).text
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        (
+            "result.json",
+            {"head": "<b>"},
+            "result.json cannot be read: it is not one that torchckn wrote, at 'head': Input should be",
+        ),
+        ("result.json", {"head": {"lam": "<b>", "curve": []}}, "at 'head.lam': Input should be a valid number"),
+        (
+            "result.json",
+            {"head": {"lam": 1, "curve": [{"lam": math.inf, "accuracy": 1}]}},
+            "at 'head.curve.0.lam': Input should be",
+        ),
+        ("result.json", {"test_accuracy": "<b>"}, "at 'test_accuracy': Input should be a valid number"),
+        ("result.json", {"seconds": True}, "at 'seconds': Input should be a valid number"),
+        ("result.json", [], "expected a table of names and values, got list"),
+        ("environment.json", ["<b>"], "environment.json cannot be read: expected a table of names and values, got list"),
+    ],
+)
+def test_a_file_with_other_contents_is_reported_and_not_fatal(
+    copied: Path, tmp_path: Path, file: str, content: Any, said: str
+) -> None:
+    (copied / file).write_text(json.dumps(content))
+    made = page(copied, tmp_path)
+    assert said in made.text
+    assert not made.all("b")
+
+
+def test_tensors_that_are_no_filters_are_reported_and_not_fatal(copied: Path, tmp_path: Path) -> None:
+    write_tensors(copied / "checkpoint" / "filters-000002.safetensors", "filters", {}, {"filters": torch.zeros(3)})
+    assert "expected filters of 2, 4 or 5 dimensions at step 2, got torch.float32 (3,)" in page(copied, tmp_path).text
+
+
+@pytest.mark.parametrize("table", ["settings", "training"])
+def test_a_configuration_with_other_contents_is_refused(copied: Path, tmp_path: Path, table: str) -> None:
+    for content, place in ((f"{table} = 'text'", table), (f"{table} = {{ data = 3, method = 3 }}", rf"{table}\.\w+")):
+        (copied / "config.toml").write_text(content)
+        with pytest.raises(
+            DataError, match=f"config.toml is not one that torchckn wrote, at '{place}': Input should be a valid"
+        ):
+            page(copied, tmp_path)
+
+
+def test_metrics_without_a_place_in_the_charts_are_left_out(copied: Path, tmp_path: Path) -> None:
+    before = page(copied, tmp_path).data["charts"]
+    with (copied / "metrics.jsonl").open("a") as file:
+        for record in (
+            {"step": 7},
+            {"step": 10**400, "seconds": 1},
+            {"step": 8, "seconds": math.nan},
+            {"step": 9, "seconds": "<b>"},
+        ):
+            file.write(json.dumps(record) + "\n")
+    assert page(copied, tmp_path).data["charts"] == before
+
+
+def test_names_that_are_no_text_are_shown_as_far_as_they_are(copied: Path, tmp_path: Path) -> None:
+    strange = copied.rename(tmp_path / "run-\udcff")
+    (strange / "environment.json").write_text('{"half of a pair": "\\ud800"}')
+    assert "Training report: run-?" in page(strange, tmp_path).text
+
+
 def test_numbers_that_json_has_no_word_for_are_left_out(copied: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
     lines[-1] |= {"loss": float("nan"), "valid_loss": float("inf")}
@@ -483,3 +547,13 @@ def test_settings_are_written_as_people_read_them() -> None:
         "none": "none",
     }
     assert short([1.5, False]) == "1.5, no"
+
+
+def test_settings_are_shown_up_to_a_depth_and_a_length() -> None:
+    deep: Any = "end"
+    for _ in range(500):
+        deep = {"a": [deep]}
+    assert len(flat({"deep": deep})) == 1
+    assert short([[[[[[[["deep"]]]]]]]]) == "…"
+    assert short([{"a": 1, "b": [2.5]}]) == "a: 1, b: 2.5"
+    assert short("x" * 501) == "x" * 500 + "…"

@@ -165,6 +165,7 @@ class _Before(io.RawIOBase):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    default_request_version = "HTTP/1.0"  # answers to HTTP/0.9 would have no headers
 
     def setup(self) -> None:
         super().setup()

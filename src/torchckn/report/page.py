@@ -169,9 +169,11 @@ def short(value: Any, depth: int = 0) -> str:
         return number(value)
     if isinstance(value, (list, tuple, Mapping)) and depth >= DEEPEST:
         return "…"
+    if isinstance(value, Mapping):
+        value = [f"{key}: {short(item, depth + 1)}" for key, item in value.items()]
     if isinstance(value, (list, tuple)):
         items = [short(item, depth + 1) for item in (value if len(value) <= 6 else (*value[:2], value[-1]))]
-        return ", ".join(items) if len(value) <= 6 else f"{items[0]}, {items[1]}, …, {items[2]} ({len(value)} values)"
+        value = ", ".join(items) if len(value) <= 6 else f"{items[0]}, {items[1]}, …, {items[2]} ({len(value)} values)"
     text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
