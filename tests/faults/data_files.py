@@ -5,6 +5,7 @@ Prints a line of JSON for each file: its number, and what happened. The number i
 
 from __future__ import annotations
 
+import ast
 import gzip
 import hashlib
 import io
@@ -97,6 +98,36 @@ def idx_files() -> dict[str, bytes]:
     }
 
 
+def forged(raw: bytes, g: random.Random) -> bytes:
+    """The bytes of an .npy file with a header that is well-formed, and untrue."""
+    (length,) = struct.unpack("<H", raw[8:10])
+    header = ast.literal_eval(raw[10 : 10 + length].decode())
+    for key in g.sample(sorted(header), g.randint(1, 2)):
+        if key == "shape":
+            sizes = list(header["shape"]) + [1] * g.randint(0, 2)
+            sizes[g.randrange(len(sizes))] = g.choice((*EXTREMES, -1, 10**6, 10**30))
+            header["shape"] = tuple(sizes)
+        else:
+            kinds = (
+                "<f8",
+                "<f2",
+                ">u2",
+                "|b1",
+                "|O",
+                "<U4",
+                "|V8",
+                "<c16",
+                "<M8[s]",
+                "|S0",
+                "<f16",
+                [("a", "<f4"), ("b", "|O")],
+            )
+            header[key] = g.choice(kinds) if key == "descr" else True
+    text = repr(header).encode() + b"\n"
+    content = raw[10 + length :] * g.choice((0, 1, 1, 1, 2))
+    return raw[:8] + struct.pack("<H", len(text)) + text + content
+
+
 def read_npz(folder: Path, g: random.Random) -> None:
     """Damage in an array before it is packed, or in the archive."""
     x = np.random.default_rng(0).random((6, 5, 4)).astype(g.choice(["f8", "f4", "u1", "<i8", ">i4"]))
@@ -107,7 +138,8 @@ def read_npz(folder: Path, g: random.Random) -> None:
         for name, array in content.items():
             entry = io.BytesIO()
             np.save(entry, array)
-            archive.writestr(f"{name}.npy", damaged(entry.getvalue(), g) if inside and name == victim else entry.getvalue())
+            damage = forged if g.random() < 0.5 else damaged
+            archive.writestr(f"{name}.npy", damage(entry.getvalue(), g) if inside and name == victim else entry.getvalue())
     raw = buffer.getvalue()
     (folder / "own.npz").write_bytes(raw if inside else damaged(raw, g))
     data.load(folder / "own.npz")
