@@ -17,7 +17,7 @@ from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 
-from torchckn import DataError, cli, data, draw
+from torchckn import ConfigError, DataError, cli, data, draw
 from torchckn.draw import LIMIT, SIDE, as_input, make_server, parse_drawing
 
 from .browser import browser, console, open_page  # noqa: F401 - a fixture
@@ -116,6 +116,11 @@ def test_a_drawing_is_centered_as_the_data_set_is() -> None:
     assert int((image[0].sum(1) > 0).sum()) == 20
     assert as_input(pixels, (3, 32, 32)).shape == (3, 32, 32)
     assert float(as_input(np.zeros((SIDE, SIDE), np.uint8), (1, 28, 28)).sum()) == 0
+
+
+def test_drawing_needs_a_run() -> None:
+    with pytest.raises(ConfigError, match="draw expected at least one run, got none; pass the folder of a run"):
+        make_server([])
 
 
 def test_a_drawing_is_read_strictly() -> None:

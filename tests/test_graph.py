@@ -24,8 +24,10 @@ from torchckn.graph import (
     Node,
     Normalize,
     Pad,
+    Standardize,
     Whiten,
 )
+from torchckn.graph.preprocessing import Preprocessing
 from torchckn.kernels import ArcCosine, Linear, RBFSphere
 
 
@@ -189,6 +191,22 @@ def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
             lambda: Graph((2, 8, 8), [Local("l", filters=3, regions=9)]),
             r"regions as output positions, \(8, 8\), got \(9, 9\)",
         ),
+        (
+            lambda: Graph((1, 8, 8), [DirectSum("s", weights=(1.0, 2.0), inputs=("input",))]),
+            r"'s' expected one weight per input, 1 in total, got \(1.0, 2.0\)",
+        ),
+        (
+            lambda: Graph((1, 8, 8), [AveragePool("p", kernel_size=9)]),
+            r"node 'p' cannot be applied to an input of shape \(1, 8, 8\)",
+        ),
+        (
+            lambda: Graph((3, 8, 8), [Standardize("s", mean=(0.5,), std=(0.0,))]),
+            r"'s' expected a mean and a positive std for each of 3 channels, got mean \(0.5,\) and std \(0.0,\)",
+        ),
+        (
+            lambda: Preprocessing((0.5,), (0.2,)).output_shape((3, 8, 8)),
+            "this preprocessing expected images of 1 channels, got 3",
+        ),
         (lambda: Graph((2, 8, 8), [nn.Conv2d(1, 1, 1)]), "nodes such as graph.Conv.*, got Conv2d"),
         (
             lambda: Graph((2, 8, 8), [Conv("training", filters=3)]),
@@ -205,6 +223,12 @@ def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
 def test_a_graph_is_validated_when_it_is_made(build: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@pytest.mark.parametrize("method", ["output_shape", "module", "exact"])
+def test_the_error_for_an_unfinished_operation_names_the_missing_method(method: str) -> None:
+    with pytest.raises(TypeError, match=f"Node must define {method}"):
+        getattr(Node("n"), method)(*([[], []] if method == "exact" else []))
 
 
 def test_an_integer_stands_for_a_pair_of_equal_ones() -> None:

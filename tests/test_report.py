@@ -170,7 +170,7 @@ def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) 
     settings = Settings(network="lenet1", filters=4, kind="convnet")
     images = building.load_images(settings)
     net = building.build_network(settings, images, torch.Generator().manual_seed(0))
-    description = building.run_description(settings, images)
+    description = building.run_description(settings, images, None)
     train, valid = images.train[:100], images.valid[:100]
     torchckn.train(
         net, train, valid, method="sgd", steps=1, lr=0.01, lambdas=[0.01], run_dir=tmp_path / "run", description=description
@@ -182,9 +182,9 @@ def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) 
     config.write_text(config.read_text().replace('"lenet1"', '"net.py:Net"'))
     text = " ".join(page(tmp_path / "run", tmp_path, images.test).text.split())
     assert "There are no predictions: " in text
-    assert "run has a ConvNet of net.py:Net, and loading it would execute that file." in text
+    assert "run has Python code, of net.py:Net, which would be executed; read it in" in text
     assert "This run has no network that can be loaded." in text
-    with pytest.raises(ConfigError, match="net.py does not exist"):  # the command that is asked for it would execute it
+    with pytest.raises(ConfigError, match="which would be executed; .*pass --trust if you trust it"):
         building.load_trained(tmp_path / "run")
 
 
@@ -287,7 +287,7 @@ def test_a_folder_with_nothing_but_its_configuration_gives_a_page(tmp_path: Path
     [
         ("result.json", "result.json cannot be read"),
         ("environment.json", "environment.json cannot be read"),
-        ("model/model.safetensors", "is not a torchckn model, or is truncated or corrupt"),
+        ("model/model.safetensors", "is not a file that torchckn wrote, or is truncated or corrupt"),
         ("checkpoint/filters-000002.safetensors", "checkpoint/ cannot be read"),
     ],
 )

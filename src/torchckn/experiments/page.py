@@ -14,22 +14,22 @@ from .results import Result, Results, read_results
 from .spec import Experiment, preset
 
 
-def write_page(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> Path:
+def write_page(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment]) -> Path:
     """Write the page (Markdown), and its figures to ``images/<name of the page>/`` next to it."""
     results = read_results(folder, scale)
-    for experiment in shown:
+    for experiment in experiments:
         draw(experiment, results, page.parent / _images(page))
-    write_atomically(page, page_text(folder, scale, page, shown).encode())
+    write_atomically(page, page_text(folder, scale, page, experiments).encode())
     return page
 
 
-def page_text(folder: Path, scale: ScaleName, page: Path, shown: Sequence[Experiment]) -> str:
+def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment]) -> str:
     """The page as Markdown. The text of ``notes.md`` in the folder of the results follows the claims."""
     results, notes = read_results(folder, scale), folder / "results" / scale / "notes.md"
-    parts = [f"# Results of the experiments, scale `{scale}`", _introduction(results, scale), *_presets(scale, shown)]
+    parts = [f"# Results of the experiments, scale `{scale}`", _introduction(results, scale), *_presets(scale, experiments)]
     parts += ["## Claims", VERDICT_RULES, claims_table(results)]
     parts += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
-    for experiment in shown:
+    for experiment in experiments:
         own = results.of(experiment.name)
         parts += [f"## {experiment.title}", f"{experiment.about} Source: {experiment.paper}."]
         parts += [f"![{experiment.title}]({_images(page)}/{name})" for name in (figure_names(experiment) if own else [])]
@@ -59,9 +59,9 @@ def _introduction(results: Results, scale: str) -> str:
     )
 
 
-def _presets(scale: ScaleName, shown: Sequence[Experiment]) -> list[str]:
+def _presets(scale: ScaleName, experiments: Sequence[Experiment]) -> list[str]:
     """The settings that the scale's runs have in common, and where they differ from the paper's."""
-    names = dict.fromkeys(one.scale[scale].preset for one in shown if scale in one.scale)
+    names = dict.fromkeys(one.scale[scale].preset for one in experiments if scale in one.scale)
     return ["\n".join(f"- Preset `{name}`: {preset(name).about}" for name in names if name)]
 
 
