@@ -271,6 +271,15 @@ def test_the_multinomial_head_is_the_minimiser_that_scikit_learn_finds(lam: floa
     assert multinomial_objective(x, y, weight, bias, lam) <= theirs * (1 + 1e-3)
 
 
+@pytest.mark.parametrize(("label", "classes"), [(0, 1), (2, 3)])
+def test_data_of_one_class_are_fitted_in_a_few_iterations(label: int, classes: int) -> None:
+    x, y = features(100)[0], torch.full((100,), label)
+    weight, bias, fit = fit_classifier(x, y, classes, x, y, lambdas=[1.0, 2**-20, 0.0], search="exhaustive")
+    assert [score.accuracy for score in fit.curve] == [1, 1, 1]
+    assert max(score.evaluations for score in fit.curve) < 100  # of 1,000 that are allowed
+    assert bool(torch.isfinite(weight).all() and torch.isfinite(bias).all())
+
+
 @pytest.mark.parametrize("lam", [1e-1, 1e-4])
 def test_the_square_head_is_ridge_regression(lam: float) -> None:
     x, y = features()
