@@ -553,9 +553,7 @@ def write_png(path: Path, pixels: np.ndarray, color: int) -> None:
 def test_png_files_of_sixteen_bits_are_scaled(tmp_path: Path, color: int, channels: int) -> None:
     for name, value in (("a", 257 * 40), ("b", 257 * 200)):
         write_png(tmp_path / name / "1.png", np.full((5, 4, channels), value, np.uint16), color)
-    images = data.load(tmp_path).train.images
-    assert images.shape[1] == (1 if channels < 3 else 3)
-    assert images[:, :, 0, 0].unique().tolist() == [40, 200]
+    assert data.load(tmp_path).train.images[:, :, 0, 0].unique().tolist() == [40, 200]
 
 
 @pytest.mark.parametrize("where", ["train/a/2.png", "train/b/0.png", "test/a/1.png", "val/b/9.png"])
@@ -833,24 +831,23 @@ def forge_npz(file: Path, shape: str, content: bytes, descr: str = "|u1", **clai
 
 
 @pytest.mark.parametrize(
-    ("shape", "content", "claims", "message"),
+    ("shape", "claims", "message"),
     [
-        ("(2, 1000000, 3000000)", bytes(100), {}, r"x claims to have shape \(2, 1000000, 3000000\), which is not the size"),
         (
-            "(2, 40000, 40000)",
-            bytes(100),
-            {"file_size": 128 + 3_200_000_000},
-            "x claims to have 3200000128 bytes, packed into",
+            "(2, 1000000, 3000000)",
+            {},
+            r"x claims to have shape \(2, 1000000, 3000000\), which is not the size of its content",
         ),
-        ("(-2, -5, 10)", bytes(100), {}, r"x claims to have shape \(-2, -5, 10\)"),
-        ("(2, 5, 9)", bytes(100), {}, "which is not the size of its content"),
+        ("(2, 40000, 40000)", {"file_size": 128 + 3_200_000_000}, "x claims to have 3200000128 bytes, packed into"),
+        ("(-2, -5, 10)", {}, r"x claims to have shape \(-2, -5, 10\)"),
+        ("(2, 5, 9)", {}, "which is not the size of its content"),
     ],
 )
 def test_arrays_that_claim_to_be_larger_than_they_are_are_refused_before_memory_is_taken(
-    tmp_path: Path, shape: str, content: bytes, claims: dict[str, int], message: str
+    tmp_path: Path, shape: str, claims: dict[str, int], message: str
 ) -> None:
     file = tmp_path / "own.npz"
-    forge_npz(file, shape, content, **claims)
+    forge_npz(file, shape, bytes(100), **claims)
     tracemalloc.start()
     with pytest.raises(DataError, match=f"own.npz cannot be read as an .npz file of plain arrays .*{message}"):
         data.load(file)

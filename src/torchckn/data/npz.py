@@ -79,7 +79,7 @@ def _claimed_bytes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) 
     if dtype.hasobject:
         raise ValueError(f"{name} has Python objects")
     count = math.prod(shape)
-    if count < 0 or count * dtype.itemsize != entry.file_size - start:
+    if any(size < 0 for size in shape) or count * dtype.itemsize != entry.file_size - start:
         raise ValueError(f"{name} claims to have shape {shape}, which is not the size of its content")
     return count * dtype.itemsize
 
