@@ -442,7 +442,7 @@ BAD: list[tuple[str, int, str]] = [
     ("train --config {p}/latin.toml", 2, "is not UTF-8 text"),
     ("train --config {p}/broken.toml", 2, "is not valid TOML"),
     ("train --config {p}/unknown.toml", 2, "unknown option 'batch_sice'.*Did you mean 'batch_size'"),
-    ("train --config {p}/wrong.toml", 2, "steps: expected a whole number, got 'many'"),
+    ("train --config {p}/wrong.toml", 2, "steps: expected an integer, got 'many'"),
     ("train --config {p}/negative.toml", 2, "seed: expected a number greater than or equal to 0, got -1"),
     ("train --steps -1", 2, "steps: expected a number greater than or equal to 0, got -1"),
     ("train --steps many", 2, "integer|valid int"),

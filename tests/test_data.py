@@ -785,7 +785,7 @@ def test_folders_that_will_not_do_are_refused_with_the_file(tmp_path: Path, make
             "expected arrays x_test and y_test, got x, x_test, y",
         ),
         ({"x": np.zeros((2, 3)), "y": np.zeros(2, int)}, r"x of shape \(N, H, W\) or \(N, C, H, W\)"),
-        ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y to be whole numbers"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y to be integers"),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, int)}, "2 images and 3 labels"),
         ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "labels from 0 to 0, got -1"),
         ({"x": np.full((2, 3, 3), np.nan), "y": np.array([0, 1])}, "NaN or infinite"),

@@ -229,7 +229,7 @@ def test_bytes_are_taken_as_pixels_between_0_and_1() -> None:
     ("call", "error", "message"),
     [
         (lambda: fit_filters(two_layers(), IMAGES, init="kmean"), ConfigError, "unknown init 'kmean'"),  # type: ignore[arg-type]
-        (lambda: fit_filters(two_layers(), IMAGES, 0), ConfigError, "patches expected a whole number"),
+        (lambda: fit_filters(two_layers(), IMAGES, 0), ConfigError, "patches expected an integer"),
         (lambda: fit_filters(two_layers(), IMAGES[:0]), DataError, "there are no images to sample patches from"),
         (
             lambda: fit_filters(two_layers(), torch.ones(9, 1, 12, 12)),
@@ -426,7 +426,7 @@ LABELS = torch.arange(120) % 3
         ),
         (lambda c: fit_head(c, IMAGES, lam=1.0), DataError, "fit_head needs labels in train_data"),
         (lambda c: fit_head(c, (IMAGES, LABELS + 1), lam=1.0), DataError, "labels must be from 0 to 2 .* got 1 to 3"),
-        (lambda c: fit_head(c, (IMAGES, LABELS.float()), lam=1.0), DataError, "labels must be whole numbers"),
+        (lambda c: fit_head(c, (IMAGES, LABELS.float()), lam=1.0), DataError, "labels must be integers"),
         (lambda c: fit_head(c, (IMAGES, LABELS), lam=1.0, loss="hinge"), ConfigError, "unknown loss 'hinge'"),
         (lambda c: fit_head(c, (IMAGES, LABELS), lam=1.0, search="grid"), ConfigError, "unknown search 'grid'"),
         (lambda c: fit_head(c, (IMAGES, LABELS), (IMAGES, LABELS), lambdas=[]), ConfigError, "lambdas expected numbers"),

@@ -20,7 +20,7 @@ _MOST_CLASSES = 2**16
 
 
 def load_npz(file: Path) -> DataSet:
-    """Arrays ``x`` (N, H, W) or (N, C, H, W) and ``y`` (N,), whole numbers.
+    """Arrays ``x`` (N, H, W) or (N, C, H, W) and ``y`` (N,), integers.
 
     A validation part, ``x_valid`` and ``y_valid``, and a test part, ``x_test`` and ``y_test``, are read if they are there.
     """
@@ -90,7 +90,7 @@ def _arrays(x: np.ndarray, y: np.ndarray, what: str) -> tuple[Tensor, Tensor]:
     if x.ndim != 4 or x.dtype.kind not in "uif":
         raise DataError(f"{what} expected x of shape (N, H, W) or (N, C, H, W) and numbers, got {x.shape} of {x.dtype}")
     if y.ndim != 1 or y.dtype.kind not in "ui":
-        raise DataError(f"{what} expected y to be whole numbers, one for each image, got {y.shape} of {y.dtype}")
+        raise DataError(f"{what} expected y to be integers, one for each image, got {y.shape} of {y.dtype}")
     if not len(x) or not len(y):
         raise DataError(f"{what} has no images")
     if not x.size:
