@@ -132,7 +132,7 @@ def test_patience_and_keep_best_need_validation_data() -> None:
     for name, value in (("patience", 2), ("keep_best", True)):
         with pytest.raises(ConfigError, match=f"{name} needs validation data"):
             torchckn.train(network(), train_data, lam=2**-8, steps=1, **{name: value})
-    with pytest.raises(ConfigError, match="patience: expected a whole number of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="patience: expected an integer >= 1, got 0"):
         EarlyStopping(0)
 
 

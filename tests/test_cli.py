@@ -64,10 +64,10 @@ not_a_network = 3
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, digits: data.DataSet) -> Path:
     """A folder with small data, a network of one's own, a finished run, an unfinished one, and broken things."""
     folder = tmp_path_factory.mktemp("cli")
-    images, labels = data.load("mnist-mini").train
+    images, labels = digits.train
     index = torch.cat([torch.nonzero(labels == digit).flatten()[:30] for digit in range(10)])
     test = torch.cat([torch.nonzero(labels == digit).flatten()[30:34] for digit in range(10)])
     np.savez(folder / "digits.npz", x=images[index], y=labels[index], x_test=images[test], y_test=labels[test])
@@ -329,9 +329,9 @@ def test_the_mean_taken_off_features_can_be_chosen_and_is_in_the_trained_network
 
 
 def test_a_network_of_ones_own_is_trained_on_a_folder_of_ones_own(
-    command: Callable[..., Result], place: Path, tmp_path: Path
+    command: Callable[..., Result], place: Path, tmp_path: Path, digits: data.DataSet
 ) -> None:
-    images, labels = data.load("mnist-mini").train
+    images, labels = digits.train
     for digit, name in ((0, "zero"), (1, "one")):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         for i, image in enumerate(images[labels == digit][:30]):
@@ -360,8 +360,10 @@ def test_predict_says_what_it_sees(command: Callable[..., Result], place: Path, 
     assert second["file"].endswith("large.png")
 
 
-def test_predict_takes_all_images_of_a_folder(command: Callable[..., Result], place: Path, tmp_path: Path) -> None:
-    part = data.load("mnist-mini").train
+def test_predict_takes_all_images_of_a_folder(
+    command: Callable[..., Result], place: Path, tmp_path: Path, digits: data.DataSet
+) -> None:
+    part = digits.train
     names = ["a.png", "b.bmp", "deep/c.webp", "deep/er/d.tif"]
     for name, image in zip(names, part[:4].images, strict=True):
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -379,9 +381,9 @@ def test_predict_takes_all_images_of_a_folder(command: Callable[..., Result], pl
 
 
 def test_a_run_on_images_with_a_validation_part_is_evaluated_on_it(
-    command: Callable[..., Result], place: Path, tmp_path: Path
+    command: Callable[..., Result], place: Path, tmp_path: Path, digits: data.DataSet
 ) -> None:
-    part = data.load("mnist-mini").train
+    part = digits.train
     parts = {"": part[:200], "_valid": part[200:240], "_test": part[240:260]}
     arrays = {f"{name}{end}": values for end, some in parts.items() for name, values in zip("xy", some, strict=True)}
     np.savez(tmp_path / "own.npz", **arrays)
@@ -440,7 +442,7 @@ BAD: list[tuple[str, int, str]] = [
     ("train --config {p}/latin.toml", 2, "is not UTF-8 text"),
     ("train --config {p}/broken.toml", 2, "is not valid TOML"),
     ("train --config {p}/unknown.toml", 2, "unknown option 'batch_sice'.*Did you mean 'batch_size'"),
-    ("train --config {p}/wrong.toml", 2, "steps: expected a whole number, got 'many'"),
+    ("train --config {p}/wrong.toml", 2, "steps: expected an integer, got 'many'"),
     ("train --config {p}/negative.toml", 2, "seed: expected a number greater than or equal to 0, got -1"),
     ("train --steps -1", 2, "steps: expected a number greater than or equal to 0, got -1"),
     ("train --steps many", 2, "integer|valid int"),

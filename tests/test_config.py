@@ -47,7 +47,7 @@ def test_epochs_are_steps_over_all_images() -> None:
         ({"steps": -1}, "steps: expected a number greater than or equal to 0, got -1"),
         (
             {"steps": 2.5},
-            "steps: expected a whole number, got 2.5",
+            "steps: expected an integer, got 2.5",
         ),
         ({"tau": math.nan}, "tau: expected a finite number, got nan"),
         ({"tau": math.inf}, "tau: expected a finite number, got inf"),
@@ -56,7 +56,7 @@ def test_epochs_are_steps_over_all_images() -> None:
         ({"seed": -1}, "seed: expected a number greater than or equal to 0, got -1"),
         ({"method": "url"}, "method: expected 'ulr', 'sgo', 'sgo-ball' or 'sgd', got 'url'. Did you mean 'ulr'?"),
         ({"chunk": 0}, "chunk: expected at least one image, 'auto' or 'all', got 0"),
-        ({"chunk": "some"}, "chunk: expected a whole number or 'auto' or 'all', got 'some'"),
+        ({"chunk": "some"}, "chunk: expected an integer or 'auto' or 'all', got 'some'"),
         ({"lr": 0}, "lr: expected a positive number, got 0"),
         ({"lr": True}, "lr: expected a positive number, a list of them, a name such as 'search', or a function"),
         ({"lr": "cosine:x"}, "lr: expected a positive number after cosine:, such as cosine:0.03, got 'cosine:x'"),

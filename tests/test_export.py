@@ -408,3 +408,9 @@ def test_the_error_for_a_missing_package_says_how_to_install_it(
 def test_importing_the_module_imports_no_onnx() -> None:
     code = "import sys, torchckn.export; print([name for name in sys.modules if name.startswith('onnx')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_half_whitening_is_not_exported(tmp_path: Path) -> None:
+    graph = Graph((3, 8, 8), [Whiten("whiten", root=4), Conv("conv", filters=4), AdaptiveAveragePool("pool")])
+    with pytest.raises(TranslationError, match="expected whitening by the inverse square root, got root=4; use root=2"):
+        export.to_onnx(torchckn.CKN(graph).eval(), tmp_path / "model.onnx")

@@ -160,7 +160,7 @@ def test_an_unknown_centring_is_refused_with_the_nearest_known_one() -> None:
 
 
 def test_a_network_without_classes_is_refused(small_graph: Graph) -> None:
-    with pytest.raises(ConfigError, match="classes expected a whole number of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="classes expected an integer >= 1, got 0"):
         torchckn.CKN(small_graph, classes=0)
 
 

@@ -45,8 +45,8 @@ def broken(what: str) -> tuple[Any, dict[str, Any]]:
         ("hessian", "hessian: expected 'full', 'diag', 'cg' or 'auto', got 'nonsense'"),
         ("head_update", "head_update: expected 'exact' or 'reuse', got 'nonsense'"),
         ("lr", "unknown learning rate 'nonsense'"),
-        ("steps", "steps: expected a whole number"),
-        ("evaluate_every", "evaluate_every: expected a whole number"),
+        ("steps", "steps: expected an integer"),
+        ("evaluate_every", "evaluate_every: expected an integer"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, what: str, message: str) -> None:

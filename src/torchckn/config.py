@@ -103,7 +103,7 @@ def explain(error: ValidationError, names: list[str]) -> str:
 
 
 _PLAIN = {
-    "a valid integer": "a whole number",
+    "a valid integer": "an integer",
     "a valid number": "a number",
     "a valid boolean": "true or false",
     "a valid string": "text",

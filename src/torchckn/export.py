@@ -228,6 +228,10 @@ class _Whitening(nn.Module):
 
     def __init__(self, layer: Whitening) -> None:
         super().__init__()
+        if layer.root != 2:
+            raise TranslationError(
+                f"export expected whitening by the inverse square root, got root={layer.root}; use root=2"
+            )
         rows, columns = layer.patch_size
         self.eps, self.window = layer.eps, rows * columns
         self.margins = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)

@@ -126,7 +126,7 @@ def _linear_head(
 ) -> nn.Linear:
     """``nn.Linear`` with its own distribution of weights, drawn from the caller's generator and from no other."""
     if not isinstance(classes, int) or classes < 1:
-        raise ConfigError(f"classes expected a whole number of at least 1, got {classes!r}")
+        raise ConfigError(f"classes expected an integer >= 1, got {classes!r}")
     head = nn.utils.skip_init(nn.Linear, features, classes, device=device or "cpu", dtype=dtype)
     assert isinstance(head, nn.Linear)
     if head.weight.is_meta:

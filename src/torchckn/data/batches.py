@@ -51,7 +51,7 @@ def size_of(data: Any) -> int | None:
 
 def _indices(n: int, batch_size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
     if batch_size < 1:
-        raise DataError(f"batch_size expected a whole number of at least 1, got {batch_size!r}")
+        raise DataError(f"batch_size expected an integer >= 1, got {batch_size!r}")
     order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
     return iter(order.split(batch_size)) if n else iter(())
 

@@ -41,7 +41,7 @@ def run_cells(
     of one thread each get through more.
     """
     if jobs < 1:
-        raise ConfigError(f"jobs expected a whole number of at least 1, got {jobs}")
+        raise ConfigError(f"jobs expected an integer >= 1, got {jobs}")
     console = Console(quiet=quiet, markup=False, highlight=False, soft_wrap=True)
     left = [cell for cell in cells if not is_finished(folder, cell)]
     console.print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before; {what_is_left(left, folder, jobs)}")

@@ -24,7 +24,7 @@ class TrainingBatches:
 
     def __init__(self, data: Any, batch_size: int, classes: int, generator: torch.Generator) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"batch_size expected a whole number of at least 1, got {batch_size!r}")
+            raise ConfigError(f"batch_size expected an integer >= 1, got {batch_size!r}")
         self.data, self.batch_size, self.generator = data, batch_size, generator
         self.streams = isinstance(data, (DataLoader, IterableDataset))
         self.epoch, self.position = 0, 0

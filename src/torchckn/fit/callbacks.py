@@ -99,7 +99,7 @@ class EarlyStopping(Callback):
 
     def __init__(self, patience: int) -> None:
         if not isinstance(patience, int) or patience < 1:
-            raise ConfigError(f"patience: expected a whole number of at least 1, got {patience!r}")
+            raise ConfigError(f"patience: expected an integer >= 1, got {patience!r}")
         self.patience = patience
 
     def on_validation_end(self, training: Training, record: Record) -> None:

@@ -75,8 +75,9 @@ class HeadFit:
 #: a solution is precise if another round of iterations gains less than this fraction of the objective, and good enough to
 #: compare penalties if it gains less than that
 PRECISE, LOOSE = 1e-5, 1e-2
-#: multiplications in one pass over the features up to which every penalty is solved precisely
-_FEW = 2**23
+#: multiplications in one pass over the features: up to _FEW, every penalty is solved precisely; up to _MANY, the best one until
+#: it is the best when solved precisely; beyond, only once
+_FEW, _MANY = 2**19, 2**24
 
 
 @threadpool_limits.wrap(limits=1, user_api="blas")  # scipy's threads would compete with torch's for the cores
@@ -98,8 +99,8 @@ def fit_classifier(
     """The classifier V (d, classes), c (classes,) on features x (n, d), and how its L2 penalty was chosen.
 
     Of the penalties that were tried, the one with the best accuracy on the validation data is kept; of those with the same
-    accuracy, the one with the least loss. The classifier that is returned is the one that had this accuracy (unless it is
-    refitted): on few data every penalty is solved precisely; on many data loosely at first, and precisely once it is the best.
+    accuracy, the one with the lowest loss. The classifier that is returned has the accuracy that is reported, unless it is
+    refitted: on few data every penalty is solved precisely; on many data loosely at first, and then the best one precisely.
     """
     solver = (_Multinomial if loss == "multinomial" else _Square)(x, y, classes, max_iterations)
     valid = None if valid_x is None or valid_y is None else (valid_x, valid_y)
@@ -141,15 +142,17 @@ def _search(
         scores[lam] = LambdaScore(lam, *fit, objective, before + evaluations)
         (loose.discard if precision == PRECISE else loose.add)(lam)
 
-    few_data = solver.multiplications <= _FEW
+    precise = search == "exhaustive" or solver.multiplications <= _FEW
     with show_progress("L2 penalty of the classifier", None, progress) as report:
         for lam in _candidates(lambdas, search, scores):
             near = min(solutions, key=lambda other: abs(math.log2((other + 1e-99) / (lam + 1e-99))), default=None)
             start = None if near is None or search == "exhaustive" else solutions[near]
-            attempt(lam, start, PRECISE if few_data or search == "exhaustive" else LOOSE)
+            attempt(lam, start, PRECISE if precise else LOOSE)
             report(len(scores), f"lambda {lam:.1e}: validation accuracy {scores[lam].accuracy:.4f}")
-        while (best := _best(scores)) in loose:  # a precise solution may be worse: then another one is the best
+        while (best := _best(scores)) in loose:
             attempt(best, solutions[best], PRECISE)
+            if solver.multiplications > _MANY:
+                break  # it may no longer be the best, by as little as does not matter on many data
     return best, solutions[best], tuple(sorted(scores.values(), key=lambda score: -score.lam))
 
 
@@ -208,7 +211,7 @@ class _Multinomial:
             weight, bias, result = self._descend(weight, bias, lam, min(left, self._ROUND), precision)
             left, evaluations = left - max(1, int(result.nit)), evaluations + int(result.nfev)
             gain, objective = objective - float(result.fun), float(result.fun)
-            if gain < precision * abs(objective):
+            if gain <= precision * abs(objective):  # equal if both are 0, as with data of one class
                 break
         bias = bias - self.mean.double() @ weight  # features were centered on the way, which only changes the bias
         return weight.to(self.x.dtype), bias.to(self.x.dtype), objective, evaluations

@@ -68,7 +68,7 @@ def evaluate(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: b
 def check_labels(labels: Tensor, classes: int) -> Tensor:
     """Labels as whole numbers from 0 to classes - 1."""
     if labels.is_floating_point() or labels.ndim != 1:
-        raise DataError(f"labels must be whole numbers, one for each image, got {tuple(labels.shape)} of {labels.dtype}")
+        raise DataError(f"labels must be integers, one for each image, got {tuple(labels.shape)} of {labels.dtype}")
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise DataError(
             f"labels must be from 0 to {classes - 1} for a head of {classes} classes, got {int(labels.min())} to "

@@ -48,7 +48,7 @@ def fit_filters(
     if init is not None:
         check_choice("init", init, FilterMethod)
     if not isinstance(patches, int) or patches < 1:
-        raise ConfigError(f"patches expected a whole number of at least 1, got {patches!r}")
+        raise ConfigError(f"patches expected an integer >= 1, got {patches!r}")
     layers = ckn.kernel_layers()
     with modes_kept(ckn), show_progress("unsupervised filters", len(layers), progress) as report:
         ckn.eval()

@@ -63,7 +63,7 @@ def reduced_objective(
 
     Args:
         features: (n, d), scaled; from any feature extractor.
-        targets: (n,), whole numbers.
+        targets: (n,), integers.
         head: the current classifier; a constant here.
         lam: penalty of the classifier's weights.
         tau: weight of the proximal term that keeps the step where the quadratic model can be trusted (2^-5 for the LeNets of the
