@@ -192,11 +192,11 @@ class Checkpoints(Callback):
 
     def on_train_start(self, training: Training) -> None:
         if training.step == 0:
-            self.run.save_checkpoint(*training.state())
+            self.run.save_checkpoint(*training.state(), training.history)
 
     def on_step_end(self, training: Training, record: Record) -> None:
         if training.step % self.every == 0 or training.is_stopping:
-            self.run.save_checkpoint(*training.state())
+            self.run.save_checkpoint(*training.state(), training.history)
 
 
 class TensorBoard(Callback):
