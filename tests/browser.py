@@ -6,7 +6,9 @@ Nothing is ever downloaded for it: where either is missing, the tests that need 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +48,53 @@ def open_page(
 def console(browser: webdriver.Chrome) -> list[dict[str, Any]]:
     """What the page has written to the console since the last call."""
     return browser.get_log("browser")
+
+
+#: texts that set ``window.canary`` if a page takes them for more than text, one for each place where a text may stand
+HOSTILE = (
+    "<img src=x onerror=window.canary=1>",
+    '"><script>window.canary=1</script>',
+    "'><svg onload=window.canary=1>",
+    "</script><script>window.canary=1</script>",
+    "</style></title><img src=x onerror=window.canary=1>",
+    "javascript:window.canary=1",
+    "' onfocus=window.canary=1 autofocus='",
+)
+
+
+@contextmanager
+def without_policies(browser: webdriver.Chrome) -> Iterator[None]:
+    """As if pages had no content security policy, so that what is not escaped would run."""
+    browser.execute_cdp_cmd("Page.enable", {})
+    browser.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Page.setBypassCSP", {"enabled": False})
+
+
+def canary(browser: webdriver.Chrome, seconds: float = 0.5) -> bool:
+    """Whether one of the hostile texts has run within this time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if browser.execute_script("return window.canary"):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def foreign_elements(browser: webdriver.Chrome) -> list[str]:
+    """Elements and attributes that could run something or load something: none of our pages has any."""
+    return browser.execute_script(
+        """
+        const found = [];
+        for (const element of document.querySelectorAll("*")) {
+          for (const { name, value } of element.attributes) {
+            if (name.startsWith("on") || name === "style" || /^\\s*javascript:/i.test(value)) found.push(`${name}=${value}`);
+            const local = value.startsWith("#") || value.startsWith("data:");
+            if (["href", "src", "action", "srcdoc"].includes(name) && !local) found.push(`${name}=${value}`);
+          }
+        }
+        return found;
+        """
+    )

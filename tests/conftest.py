@@ -20,6 +20,8 @@ from torchckn import data
 from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import ArcCosine, RBFSphere
 
+from .training import mnist_mini
+
 # Deadlines measure the machine, not the code; a fixed seed makes a failure repeatable.
 settings.register_profile("torchckn", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("torchckn")
@@ -33,7 +35,7 @@ def generator() -> torch.Generator:
 @pytest.fixture(scope="session")
 def digits() -> data.DataSet:
     """The digits that come with the package, loaded once per process. Tests read them and change nothing in place."""
-    return data.load("mnist-mini")
+    return mnist_mini()
 
 
 @pytest.fixture(scope="session")

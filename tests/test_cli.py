@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -63,10 +64,10 @@ not_a_network = 3
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, digits: data.DataSet) -> Path:
     """A folder with small data, a network of one's own, a finished run, an unfinished one, and broken things."""
     folder = tmp_path_factory.mktemp("cli")
-    images, labels = data.load("mnist-mini").train
+    images, labels = digits.train
     index = torch.cat([torch.nonzero(labels == digit).flatten()[:30] for digit in range(10)])
     test = torch.cat([torch.nonzero(labels == digit).flatten()[30:34] for digit in range(10)])
     np.savez(folder / "digits.npz", x=images[index], y=labels[index], x_test=images[test], y_test=labels[test])
@@ -328,9 +329,9 @@ def test_the_mean_taken_off_features_can_be_chosen_and_is_in_the_trained_network
 
 
 def test_a_network_of_ones_own_is_trained_on_a_folder_of_ones_own(
-    command: Callable[..., Result], place: Path, tmp_path: Path
+    command: Callable[..., Result], place: Path, tmp_path: Path, digits: data.DataSet
 ) -> None:
-    images, labels = data.load("mnist-mini").train
+    images, labels = digits.train
     for digit, name in ((0, "zero"), (1, "one")):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         for i, image in enumerate(images[labels == digit][:30]):
@@ -359,8 +360,10 @@ def test_predict_says_what_it_sees(command: Callable[..., Result], place: Path, 
     assert second["file"].endswith("large.png")
 
 
-def test_predict_takes_all_images_of_a_folder(command: Callable[..., Result], place: Path, tmp_path: Path) -> None:
-    part = data.load("mnist-mini").train
+def test_predict_takes_all_images_of_a_folder(
+    command: Callable[..., Result], place: Path, tmp_path: Path, digits: data.DataSet
+) -> None:
+    part = digits.train
     names = ["a.png", "b.bmp", "deep/c.webp", "deep/er/d.tif"]
     for name, image in zip(names, part[:4].images, strict=True):
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -378,9 +381,9 @@ def test_predict_takes_all_images_of_a_folder(command: Callable[..., Result], pl
 
 
 def test_a_run_on_images_with_a_validation_part_is_evaluated_on_it(
-    command: Callable[..., Result], place: Path, tmp_path: Path
+    command: Callable[..., Result], place: Path, tmp_path: Path, digits: data.DataSet
 ) -> None:
-    part = data.load("mnist-mini").train
+    part = digits.train
     parts = {"": part[:200], "_valid": part[200:240], "_test": part[240:260]}
     arrays = {f"{name}{end}": values for end, some in parts.items() for name, values in zip("xy", some, strict=True)}
     np.savez(tmp_path / "own.npz", **arrays)
@@ -548,3 +551,92 @@ def test_settings_and_training_have_the_same_names_and_defaults() -> None:
     for name, field in Settings.model_fields.items():
         if name in parameters and name != "method":
             assert field.default == parameters[name].default, name
+
+
+def test_code_of_a_run_folder_is_executed_only_if_it_is_trusted(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    source, canary = tmp_path / "net.py", tmp_path / "executed"
+    source.write_text(f"import pathlib\npathlib.Path({str(canary)!r}).touch()\n" + NETWORK)
+    own = ["--kind", "convnet", "--data", place / "digits.npz", "--steps", 1, "--lr", 0.01, "--batch-size", 32]
+    assert command("train", f"{source}:Small", *own, "--run", tmp_path / "run", "-q")[0] == 0
+    source.unlink()  # the run has a copy of its own
+    for arguments in (["evaluate", tmp_path / "run"], ["train", "--resume", tmp_path / "run", "--steps", 2]):
+        canary.unlink(missing_ok=True)
+        status, _, err = command(*arguments)
+        assert (status, "pass --trust if you trust it" in " ".join(err.split())) == (2, True)
+        assert not canary.exists()
+        assert command(*arguments, "--trust")[0] == 0
+        assert canary.exists()
+
+
+def test_a_network_that_is_named_again_is_trusted_if_it_is_the_same(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "net.py"
+    source.write_text(NETWORK)
+    own = ["--data", place / "digits.npz", "--steps", 1, "--lr", 0.01, "--batch-size", 32, "--patches", 200, "--lam", 0.01]
+    assert command("train", f"{source}:Small", *own, "--run", tmp_path / "run", "-q")[0] == 0
+    again = ["train", f"{source}:Small", "--resume", tmp_path / "run", "--steps", 2, "-q"]
+    assert command(*again)[0] == 0
+    source.write_text(NETWORK + "\n# changed\n")
+    status, _, err = command(*again[:-2], 3)
+    assert status == 2
+    assert "another configuration: network_source" in " ".join(err.split())
+
+
+def test_a_finished_run_is_trained_further(command: Callable[..., Result], place: Path, tmp_path: Path) -> None:
+    small = [
+        "--filters",
+        4,
+        "--data",
+        place / "digits.npz",
+        "--batch-size",
+        64,
+        "--patches",
+        200,
+        "--lr",
+        0.01,
+        "--lam",
+        0.01,
+    ]
+    assert command("train", "lenet1", *small, "--steps", 0, "--run", tmp_path / "run", "-q")[0] == 0
+    status, out, _ = command("train", "--resume", tmp_path / "run", "--steps", 3, "--json")
+    assert (status, json.loads(out)["steps"]) == (0, 3)
+    status, out, _ = command("train", "--resume", tmp_path / "run", "--json")
+    assert (status, json.loads(out)["steps"]) == (0, 3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_resume(place: Path, tmp_path: Path, number: int) -> None:
+    small = f"train lenet1 --filters 4 --data {place}/digits.npz --batch-size 64 --patches 200 --lam 0.01 --steps 100000"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchckn", *small.split(), "--run", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.search(r"interrupted after step \d+ of 100000; resume it with: torchckn train --resume", " ".join(err.split()))
+    checkpoint = runs.read_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    assert checkpoint[1]["step"] == runs.read_metrics(tmp_path / "run")[-1]["step"]
+
+
+def test_an_error_nobody_thought_of_has_a_message_and_a_switch_for_its_traceback(
+    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr(runs, "summary", broken)
+    monkeypatch.setattr(runs, "read_config", broken)
+    status, _, err = command("runs", "show", "anything")
+    assert status == 1
+    assert "unexpected ZeroDivisionError: nobody thought of this. This is a bug: please report it" in " ".join(err.split())
+    monkeypatch.setenv("TORCHCKN_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        command("runs", "show", "anything")

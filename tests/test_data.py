@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
+import io
 import multiprocessing
 import os
 import signal
+import socket
+import stat
 import struct
 import subprocess
 import sys
 import time
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +29,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import torchckn
 from torchckn import building, data
+from torchckn.cli import main
 from torchckn.data import sources
-from torchckn.data.own import IMAGES
+from torchckn.data.own import IMAGES, read_for
 from torchckn.errors import ConfigError, DataError
+from torchckn.files import read_tensors, write_tensors
 from torchckn.graph import Conv, Graph
 from torchckn.graph.preprocessing import unit_pixels
 from torchckn.settings import Settings
@@ -71,7 +82,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
         "test_labels": np.arange(10).astype(np.uint8),
     }
     hashes = {part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in arrays.items()}
-    source = sources.Source(tuple("0123456789"), hashes, sources._idx, (("http://127.0.0.1:9/nothing.gz",),), None)
+    source = sources.Source(
+        tuple("0123456789"), (1, 4, 4), hashes, sources.read_idx, (("http://127.0.0.1:9/nothing.gz",),), None
+    )
     monkeypatch.setitem(sources.SOURCES, "tiny", source)
     return arrays
 
@@ -87,7 +100,7 @@ def test_files_that_are_there_already_are_found_and_cached(
     assert data.verify("tiny", tmp_path)
     again = data.load("tiny", tmp_path)  # from the cache
     assert torch.equal(again.train.images, found.train.images)
-    assert not list(tmp_path.glob(".fetching-*"))
+    assert not list(tmp_path.glob(".torchckn-fetching-*"))
 
 
 def test_the_environment_names_the_folder(
@@ -96,7 +109,7 @@ def test_the_environment_names_the_folder(
     monkeypatch.setenv("TORCHCKN_DATA", str(tmp_path))
     write_idx(tmp_path, tiny)
     data.load("tiny")
-    assert (tmp_path / "tiny" / "train_images.npy").is_file()
+    assert (tmp_path / "torchckn-tiny.safetensors").is_file()
     assert data.data_folder(tmp_path / "other") == tmp_path / "other"
 
 
@@ -114,26 +127,234 @@ def test_wrong_content_is_refused_by_its_hash(tiny: dict[str, np.ndarray], tmp_p
     write_idx(tmp_path, tampered)
     with pytest.raises(DataError, match="the content of train_images is not that of the data set"):
         data.load("tiny", tmp_path)
-    assert not (tmp_path / "tiny").exists()
+    assert not (tmp_path / "torchckn-tiny.safetensors").exists()
 
 
 def test_what_a_killed_process_left_behind_does_not_matter(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
-    left = tmp_path / ".fetching-abc"
+    left = tmp_path / ".torchckn-fetching-tiny"
     left.mkdir()
-    (left / "train_images.npy").write_bytes(b"half")
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "train_images.npy").write_bytes(b"half of it")
+    (left / "torchckn-made-this").touch()
+    (left / "complete").write_bytes(b"half of it")
     write_idx(tmp_path, tiny)
     assert len(data.load("tiny", tmp_path).train.images) == 20
     assert not left.exists()
 
 
-def test_a_damaged_cache_is_named(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """All files and folders below a folder, without those that torchckn may make."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if not path.name.startswith(("torchckn-", ".torchckn-"))
+    }
+
+
+@pytest.mark.parametrize("originals", [".", "tiny"])
+def test_nothing_that_a_user_has_in_the_data_folder_is_changed(
+    tiny: dict[str, np.ndarray], tmp_path: Path, originals: str
+) -> None:
+    write_idx(tmp_path / originals, tiny)
+    for name in ("thesis.txt", "train_images.npy", "deep/notes.md", ".fetching-mine/half"):
+        (tmp_path / "tiny" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tiny" / name).write_text("mine")
+    (tmp_path / ".fetching-mine").mkdir()
+    (tmp_path / ".fetching-mine" / "half").write_text("mine")
+    before = contents(tmp_path)
+    assert len(data.load("tiny", tmp_path).train.images) == 20
+    assert contents(tmp_path) == before
+    assert data.load("tiny", tmp_path).train.labels.tolist() == tiny["train_labels"].tolist()
+
+
+def test_a_folder_or_file_of_the_user_with_torchckns_own_name_is_refused_and_kept(
+    tiny: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    write_idx(tmp_path, tiny)
+    mine = tmp_path / ".torchckn-fetching-tiny" / "mine"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(DataError, match="cannot use .*-tiny for files that are being fetched: .*; if it is yours, rename"):
+        data.load("tiny", tmp_path)
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    for make in (lambda file: file.write_text("mine"), lambda file: file.mkdir(), lambda file: file.symlink_to("nowhere")):
+        file = tmp_path / "torchckn-tiny.safetensors"
+        make(file)
+        with pytest.raises(DataError, match="the cached tiny is damaged: .*; delete that file and load tiny again"):
+            data.load("tiny", tmp_path)
+        assert os.path.lexists(file)
+        file.rmdir() if file.is_dir() else file.unlink()
+
+
+@pytest.mark.parametrize("change", ["truncated", "flipped", "huge", "another set"])
+def test_a_cache_that_was_changed_is_refused_by_load_and_verify(
+    tiny: dict[str, np.ndarray], tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_idx(tmp_path, tiny)
     data.load("tiny", tmp_path)
-    (tmp_path / "tiny" / "test_images.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(DataError, match="the cached tiny in .* is damaged .*; delete that folder and load it again"):
-        data.load("tiny", tmp_path)
+    file = tmp_path / "torchckn-tiny.safetensors"
+    raw = bytearray(file.read_bytes())
+    if change == "another set":
+        monkeypatch.setitem(sources.SOURCES, "other", sources.SOURCES["tiny"])
+        raw = bytearray(data.load("other", tmp_path) and (tmp_path / "torchckn-other.safetensors").read_bytes())
+    elif change == "huge":
+        os.truncate(file, 2**40)
+    else:
+        raw[-5] ^= 1
+        raw = raw[:-3] if change == "truncated" else raw
+    if change != "huge":
+        file.write_bytes(raw)
+    for read in (data.load, data.verify):
+        with pytest.raises(DataError, match="the cached tiny is damaged: .*; delete that file and load tiny again"):
+            read("tiny", tmp_path)
+
+
+def test_a_cache_with_a_digest_but_other_content_is_refused_by_verify(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
+    write_idx(tmp_path, tiny)
+    data.load("tiny", tmp_path)
+    file = tmp_path / "torchckn-tiny.safetensors"
+    facts, tensors = read_tensors(file, "data")
+    write_tensors(file, "data", facts, tensors | {"test_images": tensors["test_images"] ^ 1})
+    with pytest.raises(DataError, match="is not tiny: the content of test_images is not that of the data set .*; delete it"):
+        data.verify("tiny", tmp_path)
+
+
+def test_folders_that_are_made_for_data_are_for_the_user_alone(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "new" / "data"
+    with pytest.raises(DataError, match="could not be fetched"):
+        data.load("tiny", folder, progress=False)
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (tmp_path, folder.parent, folder)] == [0o755, 0o700, 0o700]
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("file", "cannot use .*file for data: it is not a folder; choose another folder with data_dir or TORCHCKN_DATA"),
+        ("~nobody-has-this-name/data", "cannot use ~nobody.* for data: .*; choose another folder with data_dir"),
+        ("a\0b", "cannot use .* for data: .*null.*; choose another folder"),
+        ("locked", "cannot use .*locked for data: Is a directory; choose another folder"),
+    ],
+)
+def test_folders_that_cannot_hold_data_are_refused(
+    tiny: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("locked", ".torchckn-tiny.lock").mkdir(parents=True)
+    with pytest.raises(DataError, match=message):
+        data.load("tiny", folder)
+
+
+def test_originals_that_are_damaged_are_named(tiny: dict[str, np.ndarray], tmp_path: Path) -> None:
+    write_idx(tmp_path, tiny, compress=True)
+    images, labels = tmp_path / "train-images-idx3-ubyte.gz", tmp_path / "t10k-labels-idx1-ubyte.gz"
+    whole = images.read_bytes()
+    cases = [
+        (images, whole[:-20], "train-images.*gz is truncated or damaged"),
+        (images, b"not gzip", "train-images.*gz is truncated or damaged .Not a gzipped file"),
+        (images, gzip.compress(b"\0" * 2), "train-images.*gz is not an IDX file of bytes in 3 dimensions, or is damaged"),
+        (images, gzip.compress(bytes([0, 0, 8, 3]) + b"\xff" * 12), "expected [0-9]+ bytes after its header, got 0"),
+        (images, gzip.compress(bytes(2**26 + 1), 1), "train-images.*gz is larger than the file that was published"),
+        (labels, gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 77])), "a label each in the test part, got .* and labels"),
+        (labels, gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 10, *range(9), 77])), "labels below 10 in the test part, got 77"),
+    ]
+    for file, raw, message in cases:
+        before = file.read_bytes()
+        file.write_bytes(raw)
+        with pytest.raises(DataError, match=message):
+            data.load("tiny", tmp_path, progress=False)
+        file.write_bytes(before)
+    os.truncate(tmp_path / "train-labels-idx1-ubyte.gz", 2**33)
+    with pytest.raises(DataError, match="train-labels.*gz is larger than the file that was published"):
+        data.load("tiny", tmp_path, progress=False)
+
+
+# Fashion-MNIST: digests of its compressed files, statistics of its content.
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = sources.SOURCES["fashion-mnist"]
+    monkeypatch.setitem(sources.SOURCES, "fashion-mnist", dataclasses.replace(source, mirrors=()))
+
+
+def black(train: int, test: int) -> dict[str, np.ndarray]:
+    return {
+        "train_images": np.zeros((train, 28, 28), np.uint8),
+        "train_labels": (np.arange(train) % 10).astype(np.uint8),
+        "test_images": np.zeros((test, 28, 28), np.uint8),
+        "test_labels": (np.arange(test) % 10).astype(np.uint8),
+    }
+
+
+def clothes_like() -> dict[str, np.ndarray]:
+    """Images with the pixel statistics of Fashion-MNIST, and its numbers of images."""
+    arrays = black(60_000, 10_000)
+    bright = round(255 * (0.2860 + 0.3530**2 / 0.2860))
+    pixels = arrays["train_images"].reshape(-1)
+    pixels[: round(len(pixels) * 0.2860 * 255 / bright)] = bright
+    return arrays
+
+
+def digits_like_mnist() -> dict[str, np.ndarray]:
+    """As many images as in Fashion-MNIST, equally many per class, but digits."""
+    digits = data.load("mnist-mini")
+    assert digits.test is not None
+    arrays: dict[str, np.ndarray] = {}
+    for name, part, count in (("train", digits.train, 6000), ("test", digits.test, 1000)):
+        index = np.concatenate([np.resize(np.flatnonzero(part.labels.numpy() == digit), count) for digit in range(10)])
+        arrays[f"{name}_images"] = part.images.numpy()[index, 0]
+        arrays[f"{name}_labels"] = part.labels.numpy()[index].astype(np.uint8)
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("make", "compress", "message"),
+    [
+        (lambda: black(7, 7), False, "expected 6000 images of each class in the train part, got 0 to 1"),
+        (lambda: black(60_000, 10_000), False, "pixels of mean 0.2860 and standard deviation 0.3530, got 0.0000 and 0.0000"),
+        (digits_like_mnist, False, "pixels of mean 0.2860 and standard deviation 0.3530, got 0.1[23].* and 0.3"),
+        (lambda: black(7, 7), True, "train-images.*gz is not the file that was published: its md5 sum is another one"),
+    ],
+    ids=["seven black images", "black images", "digits", "compressed"],
+)
+@pytest.mark.usefixtures("offline")
+def test_other_files_do_not_pass_for_fashion_mnist(tmp_path: Path, make: Any, compress: bool, message: str) -> None:
+    write_idx(tmp_path, make(), compress)
+    with pytest.raises(DataError, match=message):
+        data.load("fashion-mnist", tmp_path)
+
+
+@pytest.mark.usefixtures("offline")
+def test_fashion_mnist_from_unpacked_files_is_not_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_idx(tmp_path, clothes_like())
+    assert len(data.load("fashion-mnist", tmp_path).train) == 60_000
+    assert data.verify("fashion-mnist", tmp_path) is False
+    monkeypatch.setattr(sys, "argv", ["torchckn", "data", "verify", "fashion-mnist", "--data-dir", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    assert "fashion-mnist was not verified: its pixel statistics" in " ".join(capsys.readouterr().err.split())
+
+
+def test_compressed_files_with_the_published_digests_are_verified(
+    tiny: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_idx(tmp_path, tiny, compress=True)
+    md5 = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in tmp_path.glob("*.gz")}
+    write_idx(tmp_path, tiny)  # beside them; the compressed ones have digests
+    pixels = tiny["train_images"] / 255
+    source = dataclasses.replace(
+        sources.SOURCES["tiny"],
+        sha256={},
+        find=partial(sources.read_idx, md5=md5),
+        statistics=sources.Statistics(2, 1, float(pixels.mean()), float(pixels.std())),
+    )
+    monkeypatch.setitem(sources.SOURCES, "tiny", source)
+    data.load("tiny", tmp_path)
+    assert data.verify("tiny", tmp_path) is True
 
 
 def ten_digits() -> dict[str, np.ndarray]:
@@ -144,7 +365,7 @@ def ten_digits() -> dict[str, np.ndarray]:
 def _fetch_mini(folder: str, queue: Any) -> None:
     arrays = ten_digits()
     hashes = {part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in arrays.items()}
-    sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), hashes, sources._idx, (), None)
+    sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), (1, 4, 4), hashes, sources.read_idx, (), None)
     queue.put(len(data.load("tiny", folder).train.images))
 
 
@@ -152,10 +373,10 @@ def test_processes_that_fetch_at_once_do_not_collide(tmp_path: Path) -> None:
     write_idx(tmp_path, ten_digits())
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    processes = [context.Process(target=_fetch_mini, args=(str(tmp_path), queue)) for _ in range(3)]
+    processes = [context.Process(target=_fetch_mini, args=(str(tmp_path), queue)) for _ in range(4)]
     for process in processes:
         process.start()
-    assert [queue.get(timeout=120) for _ in processes] == [10, 10, 10]
+    assert [queue.get(timeout=120) for _ in processes] == [10, 10, 10, 10]
     for process in processes:
         process.join()
 
@@ -168,33 +389,55 @@ from torchckn.data import sources
 sys.path.insert(0, {tests!r})
 from test_data import ten_digits
 hashes = {{part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in ten_digits().items()}}
-sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), hashes, sources._idx, (), ("tiny@1", sources._idx_package))
-print(len(data.load("tiny", sys.argv[1]).train.images))
+npm = ("tiny@1", sources.read_idx_package)
+sources.SOURCES[sys.argv[2]] = sources.Source(tuple("0123456789"), (1, 4, 4), hashes, sources.read_idx, (), npm)
+print(len(data.load(sys.argv[2], sys.argv[1]).train.images))
 """
 
 
-def test_a_download_that_is_killed_leaves_nothing_that_stops_the_next_one(tmp_path: Path) -> None:
+@pytest.fixture
+def slow_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """A stand-in for npm that waits as long as there is a file ``slow``; gives the command that fetches a data set with it."""
     package = tmp_path / "package" / "data"
     write_idx(package, ten_digits())
     npm = tmp_path / "bin" / "npm"
     npm.parent.mkdir()
     archive = f"tar -czf whole.tgz -C {tmp_path} package"
-    npm.write_text(f"#!/bin/sh\n[ -e {tmp_path}/slow ] && {{ echo half > part.tgz; sleep 60; }}\n{archive}\n")
+    wait = f"while [ -e {tmp_path}/slow ]; do echo half > part.tgz; sleep 0.1; done; rm -f part.tgz"
+    npm.write_text(f"#!/bin/sh\n{wait}\n{archive}\n")
     npm.chmod(0o755)
-    environment = os.environ | {"PATH": f"{npm.parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-c", FETCH.format(tests=str(Path(__file__).parent)), str(tmp_path / "cache")]
     (tmp_path / "slow").touch()
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    while not list((tmp_path / "cache").glob(".fetching-*/part.tgz")):
-        assert process.poll() is None
+    monkeypatch.setenv("PATH", f"{npm.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{Path(torchckn.__file__).parents[1]}")
+    script = FETCH.format(tests=str(Path(__file__).parent))
+    return lambda name: [sys.executable, "-c", script, str(tmp_path / "cache"), name]
+
+
+def wait_for_downloads(processes: Sequence[subprocess.Popen[str]], cache: Path) -> None:
+    while len(list(cache.glob(".torchckn-fetching-*/part.tgz"))) < len(processes):
+        assert [process.poll() for process in processes] == [None] * len(processes)
         time.sleep(0.02)
+
+
+def test_a_download_that_is_killed_leaves_nothing_that_stops_the_next_one(
+    tmp_path: Path, slow_npm: Callable[[str], list[str]]
+) -> None:
+    process = subprocess.Popen(slow_npm("tiny"), start_new_session=True, text=True)
+    wait_for_downloads([process], tmp_path / "cache")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "cache" / "tiny").exists()
+    assert not (tmp_path / "cache" / "torchckn-tiny.safetensors").exists()
     (tmp_path / "slow").unlink()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(slow_npm("tiny"), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "10"
-    assert not list((tmp_path / "cache").glob(".fetching-*"))
+    assert not list((tmp_path / "cache").glob(".torchckn-fetching-*"))
+
+
+def test_different_data_sets_are_fetched_at_once(tmp_path: Path, slow_npm: Callable[[str], list[str]]) -> None:
+    processes = [subprocess.Popen(slow_npm(name), stdout=subprocess.PIPE, text=True) for name in ("one", "two", "one-two")]
+    wait_for_downloads(processes, tmp_path / "cache")
+    (tmp_path / "slow").unlink()
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["10", "10", "10"]
 
 
 def test_cifar_is_read_from_its_binary_files(tmp_path: Path) -> None:
@@ -205,8 +448,9 @@ def test_cifar_is_read_from_its_binary_files(tmp_path: Path) -> None:
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         rows[name] = g.integers(0, 10, (3, 3073), np.uint8)
         rows[name].tofile(folder / f"{name}.bin")
-    arrays = sources._cifar_binary(tmp_path)
-    assert arrays is not None
+    found = sources.read_cifar_binary(tmp_path)
+    assert found is not None
+    arrays = found.arrays
     assert arrays["train_images"].shape == (15, 3, 32, 32)
     assert arrays["train_labels"][3] == rows["data_batch_2"][0, 0]
     assert arrays["test_images"][2, 1, 0, 0] == rows["test_batch"][2, 1 + 1024]
@@ -218,7 +462,7 @@ def test_cifar_is_read_from_pictures_of_rows(tmp_path: Path) -> None:
         Image.fromarray(g.integers(0, 255, (2, 1024, 3), np.uint8)).save(tmp_path / f"{name}.png")
     (tmp_path / "train_lables.json").write_text("[0,1,2,3,4,5,6,7,8,9]")
     (tmp_path / "test_lables.json").write_text("[3,8]")
-    arrays = sources._cifar_pictures(tmp_path)
+    arrays = sources.read_cifar_pictures(tmp_path).arrays
     pixels = np.asarray(Image.open(tmp_path / "data_batch_1.png"))
     assert arrays["train_images"].shape == (10, 3, 32, 32)
     assert arrays["train_images"][1, 2, 0, 31] == pixels[1, 31, 2]
@@ -288,6 +532,124 @@ def test_sixteen_bits_are_scaled_to_eight_and_not_cut_off(tmp_path: Path, ending
         (tmp_path / name).mkdir()
         Image.fromarray(np.full((5, 4), value, np.uint16)).save(tmp_path / name / f"1{ending}")
     assert data.load(tmp_path).train.images[:, 0, 0, 0].tolist() == [40, 255]
+
+
+def write_png(path: Path, pixels: np.ndarray, color: int) -> None:
+    """A PNG file of 16 bits, which pillow writes for grey images only; ``color`` is the type in the format's words."""
+    height, width = pixels.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, color, 0, 0, 0)), (b"IDAT", zlib.compress(rows))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+            for kind, body in [*chunks, (b"IEND", b"")]
+        )
+    )
+
+
+@pytest.mark.parametrize(("color", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)], ids=["grey", "RGB", "grey+alpha", "RGBA"])
+def test_png_files_of_sixteen_bits_are_scaled(tmp_path: Path, color: int, channels: int) -> None:
+    for name, value in (("a", 257 * 40), ("b", 257 * 200)):
+        write_png(tmp_path / name / "1.png", np.full((5, 4, channels), value, np.uint16), color)
+    assert data.load(tmp_path).train.images[:, :, 0, 0].unique().tolist() == [40, 200]
+
+
+@pytest.mark.parametrize("where", ["train/a/2.png", "train/b/0.png", "test/a/1.png", "val/b/9.png"])
+def test_one_image_in_color_anywhere_makes_all_of_them_rgb(tmp_path: Path, where: str) -> None:
+    for part in ("train", "val", "test"):
+        for name in "ab":
+            save(tmp_path / part / name / "5.png", mode="L", value=9)
+    save(tmp_path / where)
+    whole = data.load(tmp_path)
+    assert whole.valid is not None
+    assert whole.test is not None
+    colored = {"train": whole.train, "val": whole.valid, "test": whole.test}[where.split("/")[0]]
+    assert [part.images.shape[1] for part in (whole.train, whole.valid, whole.test)] == [3, 3, 3]
+    assert [7, 2, 3] in colored.images[:, :, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "broken link"])
+def test_what_is_not_a_regular_file_is_named_and_not_waited_for(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    for name in "ab":
+        save(tmp_path / name / "1.png", mode="L")
+    file = tmp_path / "b" / "2.png"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind("b/2.png")
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    with pytest.raises(DataError, match="b/2.png cannot be read as an image .*; replace or remove it"):
+        data.load(tmp_path)
+    with pytest.raises(DataError, match="2.png cannot be read as an image|2.png does not exist"):
+        read_for(file, (1, 5, 4))
+
+
+@pytest.mark.parametrize("side", [9_000, 12_000, 2**31 - 1])
+def test_decompression_bombs_are_refused_by_name(tmp_path: Path, side: int) -> None:
+    for name in "ab":
+        save(tmp_path / name / "1.png", mode="L")
+    raw = (tmp_path / "a" / "1.png").read_bytes()
+    header = b"IHDR" + struct.pack(">II", side, side) + raw[24:29]
+    bomb = raw[:12] + header + struct.pack(">I", zlib.crc32(header)) + raw[33:]
+    (tmp_path / "b" / "bomb.png").write_bytes(bomb)
+    with pytest.raises(DataError, match="bomb.png cannot be read as an image"):
+        data.load(tmp_path)
+
+
+def test_only_the_formats_that_are_named_are_decoded(tmp_path: Path) -> None:
+    for name in "ab":
+        save(tmp_path / name / "1.png", mode="L")
+    Image.new("L", (4, 5)).save(tmp_path / "b" / "2.eps")
+    (tmp_path / "b" / "2.eps").rename(tmp_path / "b" / "2.png")  # pillow would start Ghostscript
+    with pytest.raises(DataError, match="2.png cannot be read as an image .cannot identify"):
+        data.load(tmp_path)
+
+
+def test_pixels_of_thirty_two_bits_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.full((5, 4), 70_000, np.int32)).save(tmp_path / name / "1.tif")
+    with pytest.raises(DataError, match="1.tif cannot be read as an image .its pixels have 32 bits, where 8 or 16"):
+        data.load(tmp_path)
+
+
+def test_a_folder_of_images_that_needs_more_memory_than_there_is_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        save(tmp_path / name / "1.png", mode="L")
+    monkeypatch.setattr(os, "sysconf", lambda name: 5)
+    with pytest.raises(
+        DataError, match="the 2 images of .*1.png and other files would need 0.0 GB of memory, this machine has"
+    ):
+        data.load(tmp_path)
+
+
+def test_names_that_are_not_valid_text_are_refused_or_shown_with_their_bytes(tmp_path: Path) -> None:
+    for name in "ab":
+        save(tmp_path / name / "1.png", mode="L")
+    file = tmp_path / "a" / os.fsdecode(b"caf\xe9.png")
+    file.write_bytes(b"x")
+    with pytest.raises(DataError, match=r"caf\\udce9.png cannot be read as an image") as caught:
+        data.load(tmp_path)
+    str(caught.value).encode()
+    save(file, mode="L")
+    assert len(data.load(tmp_path).train) == 3
+    save(tmp_path / os.fsdecode(b"caf\xe9") / "1.png", mode="L")
+    with pytest.raises(DataError, match=r"caf\\udce9 has a name that is not valid UTF-8, .*; rename the folder"):
+        data.load(tmp_path)
+
+
+def test_paths_that_cannot_be_looked_at_are_refused() -> None:
+    with pytest.raises(DataError, match="cannot be read: File name too long"):
+        data.load("a" * 5000)
 
 
 def test_grey_images_among_colored_ones_take_no_color_from_them(tmp_path: Path) -> None:
@@ -396,7 +758,7 @@ def test_an_npz_file(tmp_path: Path) -> None:
         (lambda p: [save(p / part / "a" / "1.png") for part in ("train", "val", "valid")], "got train, val, valid; move"),
         (
             lambda p: [save(p / "train" / c / "1.png") for c in "ab"] + [save(p / "val" / "a" / "2.png", (9, 9))],
-            "2.png has 9x9 pixels, the training images 5x4; crop or resize",
+            "2.png has 9x9 pixels, .*1.png 5x4; crop or resize",
         ),
         (
             lambda p: (
@@ -427,6 +789,23 @@ def test_folders_that_will_not_do_are_refused_with_the_file(tmp_path: Path, make
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, int)}, "2 images and 3 labels"),
         ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "labels from 0 to 0, got -1"),
         ({"x": np.full((2, 3, 3), np.nan), "y": np.array([0, 1])}, "NaN or infinite"),
+        ({"x": np.full((2, 3, 3), -np.inf), "y": np.array([0, 1])}, "NaN or infinite"),
+        (
+            {"x": np.full((2, 3, 3), -1e300), "y": np.array([0, 1])},
+            r"own.npz has pixels of up to 1.0e\+300, beyond the range",
+        ),
+        (
+            {"x": np.zeros((2, 3, 3)), "y": np.array([0, 10**8])},
+            "own.npz expected labels below 65536, got 100000000; number",
+        ),
+        (
+            {"x": np.zeros((2, 3, 3)), "y": np.array([0, 2**64 - 1], np.uint64)},
+            "labels below 65536, got 18446744073709551615",
+        ),
+        (
+            {"x": np.zeros((2, 0, 3)), "y": np.array([0, 1])},
+            r"own.npz expected images with pixels, got x of shape \(2, 1, 0, 3\)",
+        ),
         ({"x": np.zeros((0, 3, 3)), "y": np.zeros(0, int)}, "has no images"),
         ({"x": np.array([None]), "y": np.zeros(1, int)}, "cannot be read as an .npz file of plain arrays"),
     ],
@@ -435,6 +814,65 @@ def test_npz_files_that_will_not_do_are_refused_with_a_reason(tmp_path: Path, ar
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(DataError, match=message):
         data.load(tmp_path / "own.npz")
+
+
+def forge_npz(file: Path, shape: str, content: bytes, descr: str = "|u1", **claims: int) -> None:
+    """An .npz file whose ``x`` claims a shape that it does not have."""
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    labels = io.BytesIO()
+    np.save(labels, np.array([0, 1]))
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + content)
+        archive.writestr("y.npy", labels.getvalue())
+    raw = file.read_bytes()
+    if "file_size" in claims:  # in the directory at the end of the file
+        at = raw.index(b"PK\1\2") + 24
+        file.write_bytes(raw[:at] + struct.pack("<I", claims["file_size"]) + raw[at + 4 :])
+
+
+@pytest.mark.parametrize(
+    ("shape", "claims", "message"),
+    [
+        (
+            "(2, 1000000, 3000000)",
+            {},
+            r"x claims to have shape \(2, 1000000, 3000000\), which is not the size of its content",
+        ),
+        ("(2, 40000, 40000)", {"file_size": 128 + 3_200_000_000}, "x claims to have 3200000128 bytes, packed into"),
+        ("(-2, -5, 10)", {}, r"x claims to have shape \(-2, -5, 10\)"),
+        ("(2, 5, 9)", {}, "which is not the size of its content"),
+    ],
+)
+def test_arrays_that_claim_to_be_larger_than_they_are_are_refused_before_memory_is_taken(
+    tmp_path: Path, shape: str, claims: dict[str, int], message: str
+) -> None:
+    file = tmp_path / "own.npz"
+    forge_npz(file, shape, bytes(100), **claims)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=f"own.npz cannot be read as an .npz file of plain arrays .*{message}"):
+        data.load(file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+
+
+def test_arrays_that_need_more_memory_than_there_is_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "own.npz", x=np.zeros((2, 500, 500)), y=np.array([0, 1]))
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)
+    with pytest.raises(DataError, match="own.npz would need 0.0 GB of memory, this machine has 0.0 GB"):
+        data.load(tmp_path / "own.npz")
+
+
+def test_an_npz_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.npz"
+    for content in (b"", b"\x93NUMPY", b"PK\3\4" + bytes(50)):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match="own.npz cannot be read as an .npz file of plain arrays"):
+            data.load(file)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("x.npy", b"x")
+    with pytest.raises(DataError, match="x is compressed by a method that numpy does not use"):
+        data.load(file)
 
 
 # Splits, preprocessing, batches.
@@ -519,7 +957,7 @@ def test_a_whitened_network_takes_images_and_sees_patches() -> None:
     ckn = torchckn.translate(net, (3, 32, 32), preprocessing=pixels)
     assert [n.name for n in ckn.graph.nodes[:2]] == ["standardize", "whiten"]
     assert ckn(unit_pixels(images)).shape == (5, 10)
-    with pytest.raises(ConfigError, match="preprocessing is for 3 channels, the images have 1"):
+    with pytest.raises(ConfigError, match="preprocessing expected images of 3 channels, got 1"):
         torchckn.translate(net, (1, 32, 32), preprocessing=pixels)
 
 

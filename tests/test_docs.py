@@ -160,6 +160,13 @@ def test_pages_use_the_words_of_the_field() -> None:
             assert match is None or page.name == "results.md", f"{page.name}: {match[0]!r}; write {better!r}"
 
 
+def test_the_tutorial_explains_the_parts_that_a_report_has() -> None:
+    template = (ROOT / "src" / "torchckn" / "report" / "template" / "page.html").read_text()
+    parts = re.findall(r'<li><a href="#\w+">(.+?)</a></li>', template)
+    explained = (DOCS / "tutorial.md").read_text().partition("## Read the report")[2].partition("\n## ")[0]
+    assert re.findall(r"^- \*\*(.+?)\*\*:", explained, re.MULTILINE) == parts
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"\S+\.md", navigation)) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))

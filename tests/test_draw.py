@@ -4,38 +4,51 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
+import socket
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 
 from torchckn import ConfigError, DataError, cli, data, draw
-from torchckn.draw import LIMIT, SIDE, as_input, make_server, parse_drawing
+from torchckn.draw import LIMIT, SIDE, Board, as_input, make_server, parse_drawing
 
-from .browser import browser, console, open_page  # noqa: F401 - a fixture
+from .browser import HOSTILE, browser, canary, console, foreign_elements, open_page, without_policies  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> Iterator[Any]:
-    """A server for a CKN and a ConvNet that were trained a little."""
+def trained(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> Path:
+    """A CKN and a ConvNet that were trained a little."""
     folder = tmp_path_factory.mktemp("draw")
     for kind in ("ckn", "convnet"):
         network = ["lenet5", "--filters", "8", "--kind", kind, "--data", str(few_digits)]
         cli.app(["train", *network, "--steps", "20", "--run", str(folder / kind), "-q"], standalone_mode=False)
-    made = make_server([folder / "ckn", folder / "convnet"])
+    return folder
+
+
+def started(made: Any) -> Iterator[Any]:
     thread = threading.Thread(target=made.serve_forever, daemon=True)
     thread.start()
     yield made
     made.shutdown()
     made.server_close()
+
+
+@pytest.fixture(scope="module")
+def server(trained: Path) -> Iterator[Any]:
+    """A server for both."""
+    yield from started(make_server([trained / "ckn", trained / "convnet"]))
 
 
 def ask(server: Any, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
@@ -102,6 +115,165 @@ def test_oversized_and_other_requests_are_refused(server: Any) -> None:
     assert ask(server, "DELETE", "/")[0] == 501
 
 
+def request(server: Any, *headers: str, line: str = "GET / HTTP/1.1", host: bool = True, body: bytes = b"") -> bytes:
+    """A request, byte by byte."""
+    lines = [line, *([f"Host: 127.0.0.1:{server.server_port}"] if host else []), *headers]
+    return "".join(f"{text}\r\n" for text in (*lines, "")).encode() + body
+
+
+def answered(server: Any, content: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and content of the answer to a request."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(content)
+        return parsed(received(connection))
+
+
+def received(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, content = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    pairs = [line.split(": ", 1) for line in lines]
+    return int(first.split()[1]), {name.lower(): value for name, value in pairs}, content
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("GET / HTTP/1.1", 200),
+        ("GET /none HTTP/1.1", 404),
+        ("POST / HTTP/1.1", 404),
+        ("POST /classify HTTP/1.1", 411),
+        ("DELETE / HTTP/1.1", 501),
+        ("GET / HTTP/9.9", 505),
+    ],
+)
+def test_every_answer_has_the_policy_and_tells_no_version(server: Any, line: str, status: int) -> None:
+    got, headers, content = answered(server, request(server, line=line))
+    assert got == status
+    policy = dict(directive.split(" ", 1) for directive in headers["content-security-policy"].split("; "))
+    assert (policy["default-src"], policy["frame-ancestors"]) == ("'none'", "'none'")
+    assert (policy["base-uri"], policy["form-action"]) == ("'none'", "'none'")
+    assert (policy["connect-src"], policy["img-src"]) == ("'self'", "data:")
+    for directive in ("script-src", "style-src"):
+        assert policy[directive].startswith("'sha256-")
+        assert "unsafe" not in policy[directive]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["server"] == "torchckn"
+    assert headers["content-type"] == ("text/html; charset=utf-8" if status == 200 else "application/json")
+    assert int(headers["content-length"]) == len(content)
+
+
+def test_a_request_needs_exactly_one_host_header_and_the_right_one(server: Any) -> None:
+    port = server.server_port
+    hosts: list[tuple[list[str], int]] = [
+        ([f"127.0.0.1:{port}"], 200),
+        ([f"localhost:{port}"], 200),
+        ([], 403),
+        ([f"127.0.0.1:{port}", f"127.0.0.1:{port}"], 403),
+        ([f"127.0.0.1:{port}", "evil.example"], 403),
+        (["evil.example", f"127.0.0.1:{port}"], 403),
+        (["127.0.0.1"], 403),
+        ([f"127.0.0.1:{port + 1}"], 403),
+        ([f"evil@127.0.0.1:{port}"], 403),
+        ([f"127.0.0.1:{port}.evil.example"], 403),
+        ([""], 403),
+    ]
+    for names, status in hosts:
+        got, _, content = answered(server, request(server, *(f"Host: {name}" for name in names), host=False))
+        assert got == status, names
+        if status == 403:
+            assert f"refused: expected one Host header, 127.0.0.1:{port}" in json.loads(content)["error"]
+
+
+def test_an_origin_is_compared_with_its_scheme(server: Any) -> None:
+    own = f"127.0.0.1:{server.server_port}"
+    origins: list[tuple[list[str], int]] = [
+        ([], 200),
+        ([f"http://{own}"], 200),
+        ([own], 403),
+        ([f"https://{own}"], 403),
+        ([f"ftp://http://{own}"], 403),
+        ([f"http://{own}/"], 403),
+        (["null"], 403),
+        ([""], 403),
+        (["http://127.0.0.1"], 403),
+        ([f"http://localhost:{server.server_port}"], 403),
+        (["http://evil.example"], 403),
+        ([f"http://{own}", f"http://{own}"], 403),
+    ]
+    for names, status in origins:
+        got, _, content = answered(server, request(server, *(f"Origin: {name}" for name in names)))
+        assert got == status, names
+        if status == 403:
+            assert f"refused: expected no Origin header, or http://{own}" in json.loads(content)["error"]
+
+
+def test_requests_that_other_sites_start_are_refused(server: Any) -> None:
+    for site, status in (("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403), ("", 403)):
+        got, _, content = answered(server, request(server, f"Sec-Fetch-Site: {site}"))
+        assert got == status, site
+        if status == 403:
+            assert "refused: expected a request of its own page; open http://127.0.0.1:" in json.loads(content)["error"]
+    assert answered(server, request(server, "Sec-Fetch-Site: none", "Sec-Fetch-Site: none"))[0] == 403
+
+
+def test_a_body_has_one_length(server: Any) -> None:
+    post, lengths = "POST /classify HTTP/1.1", ("Content-Length: 2", "Content-Length: 4")
+    assert answered(server, request(server, *lengths, line=post, body=b"{}"))[0] == 411
+    assert answered(server, request(server, lengths[0], "Transfer-Encoding: chunked", line=post, body=b"{}"))[0] == 411
+
+
+@pytest.mark.parametrize("what", ["body", "headers"])
+def test_a_client_that_sends_a_byte_per_second_is_cut_off(server: Any, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(draw, "DEADLINE", 3.5)
+    head = request(server, "Content-Length: 1000", line="POST /classify HTTP/1.1")
+    begin = time.monotonic()
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=1) as connection:
+        connection.sendall(head if what == "body" else head[:-2] + b"X-Slow: ")
+        answer = None
+        while answer is None:
+            assert time.monotonic() < begin + 15
+            try:
+                connection.sendall(b"1")
+                answer = connection.recv(65536)  # waits for a second
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                answer = b""
+    assert 3 < time.monotonic() - begin < 10
+    if what == "body":
+        status, _, content = parsed(answer)
+        assert status == 408
+        assert "expected 1000 bytes within 3.5 seconds" in json.loads(content)["error"]
+    else:
+        assert answer == b""
+    assert ask(server, "GET", "/")[0] == 200
+
+
+def test_two_hundred_requests_at_once_are_all_answered(server: Any) -> None:
+    busy = draw._Server(0, server.board)  # nobody accepts yet: all of them wait in the queue
+    connections = [socket.create_connection(("127.0.0.1", busy.server_port), timeout=60) for _ in range(200)]
+    body = json.dumps({"pixels": [0] * SIDE**2}).encode()
+    try:
+        for i, connection in enumerate(connections):
+            post = request(busy, f"Content-Length: {len(body)}", line="POST /classify HTTP/1.1", body=body)
+            connection.sendall(post if i % 10 == 0 else request(busy))
+        for running in started(busy):
+            assert running is busy
+            assert [parsed(received(connection))[0] for connection in connections] == [200] * 200
+    finally:
+        for connection in connections:
+            connection.close()
+
+
 def test_it_listens_on_the_loopback_address_only(server: Any) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
@@ -150,6 +322,72 @@ def test_a_stroke_on_the_page_is_classified_live(server: Any, browser: webdriver
     browser.find_element(By.ID, "clear").click()
     assert "Nothing drawn yet" in browser.find_element(By.ID, "answers").text
     assert [line for line in console(browser) if line["level"] == "SEVERE"] == []
+
+
+def test_hostile_names_of_runs_and_classes_are_shown_as_text(
+    trained: Path, tmp_path: Path, browser: webdriver.Chrome
+) -> None:  # noqa: F811
+    evil = "".join(HOSTILE)
+    run = Path(shutil.copytree(trained / "ckn", tmp_path / "<img src=x onerror=window.canary=1>'\"javascript:"))
+    config = tomllib.loads((run / "config.toml").read_text())
+    config["classes"] = [f"{evil}{i}" for i in range(10)]
+    (run / "config.toml").write_text(tomli_w.dumps(config))
+    for running in started(make_server([run])):
+        with without_policies(browser):
+            open_page(browser, f"http://127.0.0.1:{running.server_port}/")
+            ActionChains(browser).move_to_element(browser.find_element(By.ID, "board")).click().perform()
+            deadline = time.monotonic() + 20
+            while not browser.find_elements(By.CSS_SELECTOR, ".nearest img"):
+                assert time.monotonic() < deadline, browser.find_element(By.ID, "answers").text
+                time.sleep(0.05)
+            assert not canary(browser)
+        assert [found for found in foreign_elements(browser) if not found.startswith("style=width:")] == []
+        shown = browser.find_element(By.ID, "answers").get_attribute("textContent") or ""
+        assert run.name in shown
+        assert f"{evil}9" in shown
+
+
+def test_the_policy_of_the_page_lets_nothing_else_run(server: Any, browser: webdriver.Chrome) -> None:  # noqa: F811
+    insert = "document.getElementById('answers').innerHTML = arguments[0]"
+    open_page(browser, f"http://127.0.0.1:{server.server_port}/")
+    browser.execute_script(insert, HOSTILE[0])
+    assert not canary(browser)
+    assert any("Content Security Policy" in line["message"] for line in console(browser))
+    with without_policies(browser):
+        open_page(browser, f"http://127.0.0.1:{server.server_port}/")
+        browser.execute_script(insert, HOSTILE[0])
+        assert canary(browser)
+
+
+def test_another_page_can_neither_ask_the_server_nor_show_its_page(
+    server: Any,
+    browser: webdriver.Chrome,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(Board, "classify", lambda _, drawing: asked.append(drawing) or [])
+    address, body = f"http://127.0.0.1:{server.server_port}", json.dumps({"pixels": [0] * SIDE**2})
+    (tmp_path / "evil.html").write_text(
+        f"""<!doctype html><title>evil</title><iframe src="{address}/"></iframe>
+        <form method="post" action="{address}/classify" enctype="text/plain" target="hidden"></form><iframe name="hidden"></iframe>
+        <script>
+        document.forms[0].submit();
+        fetch("{address}/classify", {{method: "POST", mode: "no-cors", body: '{body}'}})
+          .catch(() => null).then(() => {{ window.finished = true; }});
+        </script>"""
+    )
+    open_page(browser, tmp_path / "evil.html")
+    deadline = time.monotonic() + 20
+    while not browser.execute_script("return window.finished"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    browser.switch_to.frame(0)
+    try:
+        assert not browser.find_elements(By.ID, "board")
+    finally:
+        browser.switch_to.default_content()
+    assert asked == []
 
 
 def test_the_page_fits_a_phone(server: Any, browser: webdriver.Chrome) -> None:  # noqa: F811

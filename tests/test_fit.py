@@ -329,9 +329,8 @@ def test_penalties_of_equal_accuracy_are_ranked_by_their_validation_loss(loss: A
     assert min(score.loss for score in equals) == pytest.approx(float(of_images), rel=1e-6)
 
 
-def test_a_fitted_head_has_the_accuracy_that_is_reported_even_on_few_images() -> None:
-    digits = data.load("mnist-mini").train
-    train, valid = digits[:300], digits[300:320]
+def test_a_fitted_head_has_the_accuracy_that_is_reported_even_on_few_images(digits: data.DataSet) -> None:
+    train, valid = digits.train[:300], digits.train[300:320]
     ckn = translate(zoo.build("lenet1", filters=6), (1, 28, 28), RBFSphere(0.6), generator=seeded())
     fit = fit_head(ckn, train, valid)
     assert evaluate(ckn, valid).accuracy == fit.accuracy == max(score.accuracy for score in fit.curve)

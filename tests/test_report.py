@@ -28,6 +28,8 @@ from torchckn.report.page import flat, render, short
 from torchckn.report.pictures import FRAMES, filter_frames, thumbnail
 from torchckn.settings import Settings
 
+from .training import mnist_mini
+
 STEPS = 6
 
 
@@ -40,7 +42,7 @@ class Small(nn.Sequential):
 
 
 def digits(count: int = 300) -> tuple[Tensor, Tensor]:
-    images, labels = data.load("mnist-mini").train
+    images, labels = mnist_mini().train
     return torch.nn.functional.avg_pool2d(images[:count].float() / 255, 2), labels[:count]
 
 
@@ -255,7 +257,7 @@ def test_without_images_the_page_says_what_it_leaves_out(runs: tuple[Path, Path]
 
 
 def test_images_of_another_shape_are_reported_and_not_fatal(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    text = page(runs, tmp_path, data.load("mnist-mini")).text
+    text = page(runs, tmp_path, mnist_mini()).text
     assert "Predictions of the saved networks on 1500 test images of mnist-mini." in text
     assert "These images do not suit this network: expected images (N, 1, 14, 14)" in text
     assert "There are no Nystrom errors: these images do not suit this network." in text
@@ -346,7 +348,7 @@ def test_a_sample_is_the_best_part_that_there_is() -> None:
 
 
 def test_a_sample_is_the_test_part_and_not_too_large() -> None:
-    small = data.load("mnist-mini")
+    small = mnist_mini()
     sample = take_sample(small)
     assert sample is not None
     assert small.test is not None

@@ -13,17 +13,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import torchckn
-from torchckn import data
 from torchckn.errors import ConfigError, DataError
 from torchckn.sklearn import CKNClassifier, CKNTransformer
+
+from .training import mnist_mini
 
 SMALL: dict[str, Any] = {"filters": 6, "patches": 300, "random_state": 0}
 
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    part = data.load("mnist-mini").train
-    return part.images[:400].numpy(), part.labels[:400].numpy()
+    return some_digits(0, 400)
 
 
 def test_images_and_flat_rows_are_the_same(digits: tuple[np.ndarray, np.ndarray]) -> None:
@@ -130,7 +130,7 @@ def test_scores_of_an_image_do_not_depend_on_the_others(digits: tuple[np.ndarray
 
 
 def some_digits(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    part = data.load("mnist-mini").train
+    part = mnist_mini().train
     return part.images[start:stop].numpy(), part.labels[start:stop].numpy()
 
 

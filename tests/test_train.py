@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchckn
-from torchckn import ConfigError, data, zoo
+from torchckn import ConfigError, zoo
 from torchckn.fit import chunks, methods
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.fit.schedules import Search
 from torchckn.fit.sphere import tangent
 from torchckn.graph import Dense, Graph
 
-from .training import OPTIONS, convnet, digits, dropping, network, trained
+from .training import OPTIONS, convnet, digits, dropping, mnist_mini, network, trained
 
 
 def test_ultimate_layer_reversal_learns() -> None:
@@ -245,11 +245,10 @@ def _manifold_gradient(method: methods.Method, images: Tensor, labels: Tensor) -
     return total + float(gradient.square().sum()) + float(method.net.head.bias.grad.square().sum())
 
 
-def test_a_convnet_starts_from_its_own_random_classifier(tmp_path: Path) -> None:
+def test_a_convnet_starts_from_its_own_random_classifier() -> None:
     convnet = torchckn.ScaledConvNet(zoo.build("lenet5", filters=4, padding=2), (1, 28, 28)).initialize_(0.2)
     before = convnet.head.weight.detach().clone()
-    digits = data.load("mnist-mini").train
-    part = data.Part(digits.images[:200], digits.labels[:200])
+    part = mnist_mini().train[:200]
     result = torchckn.train(convnet, part, part, method="sgd", steps=1, lr=1e-9, final_head=False)
     torch.testing.assert_close(convnet.head.weight.detach(), before)
     assert result.start is None

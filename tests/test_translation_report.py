@@ -113,22 +113,55 @@ def test_a_report_is_the_same_after_json(name: str) -> None:
     assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
+def plain_report(**fields: Any) -> dict[str, Any]:
+    """A report of one row as JSON has it, with other fields."""
+    plain = Report("Net", (row(reasons=("why",), faithful=True, output_shape=(4, 8, 8)),)).to_json()
+    plain["rows"][0].update(fields)
+    return plain
+
+
+PART = {"name": "bias", "correspondence": "dropped", "why": "", "faithful": False}
+
+
 @pytest.mark.parametrize(
     ("plain", "place"),
     [
-        ({"rows": [{}]}, "network"),
+        ({"rows": []}, "network"),
         ({"network": "Net", "rows": [{"name": "conv"}]}, "rows.0.source"),
-        (
-            {"network": "Net", "rows": [row(reasons=(), faithful=True).__dict__ | {"correspondence": "close"}]},
-            "correspondence",
-        ),
-        ({"network": "Net", "rows": [row(reasons=(), faithful=True).__dict__ | {"source": 3}]}, "rows.0.source"),
         ([], ""),
+        (None, ""),
+        ({"network": "Net", "rows": "rows"}, "rows"),
+        ({"network": "N" * 2001, "rows": []}, "network"),
+        ({"network": "Net", "rows": [], "script": "alert(1)"}, "script"),
+        (plain_report(onload="alert(1)"), "rows.0.onload"),
+        (plain_report(parts=[PART | {"onload": "alert(1)"}]), "rows.0.parts.0.onload"),
+        (plain_report(parts=[PART | {"correspondence": "<script>"}]), "rows.0.parts.0.correspondence"),
+        (plain_report(parts=[PART] * 1001), "rows.0.parts"),
+        (plain_report(correspondence="exact'><script>alert(1)</script>"), "rows.0.correspondence"),
+        (plain_report(output_shape=["<script>alert(1)</script>"]), "rows.0.output_shape.0"),
+        (plain_report(output_shape=["4"]), "rows.0.output_shape.0"),
+        (plain_report(output_shape=[4, 0]), "rows.0.output_shape.1"),
+        (plain_report(output_shape=[True]), "rows.0.output_shape.0"),
+        (plain_report(output_shape=[2**31]), "rows.0.output_shape.0"),
+        (plain_report(output_shape={"4": 4}), "rows.0.output_shape"),
+        (plain_report(filters="<b>"), "rows.0.filters"),
+        (plain_report(filters=10**400), "rows.0.filters"),
+        (plain_report(faithful="yes"), "rows.0.faithful"),
+        (plain_report(source=3), "rows.0.source"),
+        (plain_report(source="x" * 2001), "rows.0.source"),
+        (plain_report(source="\ud800"), "rows.0.source"),
+        (plain_report(reasons="why"), "rows.0.reasons"),
+        (plain_report(reasons=[["why"]]), "rows.0.reasons.0"),
     ],
 )
-def test_a_foreign_report_is_refused(plain: Any, place: str) -> None:
-    with pytest.raises(ConfigError, match=f"expected a report that Report.to_json wrote, got another at .*{place}"):
+def test_a_report_with_anything_else_in_it_is_refused(plain: Any, place: str) -> None:
+    with pytest.raises(ConfigError, match=f"expected a report that Report.to_json wrote, got another at '{place}': "):
         Report.from_json(plain)
+
+
+def test_a_report_that_could_not_be_read_again_cannot_be_made() -> None:
+    with pytest.raises(ConfigError, match=r"got another at 'rows\.0\.correspondence': Input should be 'exact', 'inexact'"):
+        Report("Net", (row(reasons=(), faithful=True, correspondence="close"),))
 
 
 # The table

@@ -14,7 +14,11 @@ from torchckn.fit import TrainResult
 from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import RBFSphere
 
-mnist_mini = functools.cache(functools.partial(data.load, "mnist-mini"))
+
+@functools.cache
+def mnist_mini() -> data.DataSet:
+    """The digits that come with the package, loaded once per process; tests change nothing in place."""
+    return data.load("mnist-mini")
 
 
 def digits(count: int = 300) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -13,6 +13,13 @@ from .options import AsJSON, DataDir, Quiet, print_json, show
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, download, verify, where they are.")
 
 
+#: what is said of a data set whose content has no digest to compare with
+_NOT_VERIFIED = (
+    "not verified: its pixel statistics and numbers of images are as published, but digests are published for its compressed "
+    "files (.gz) only; fetch it from these for certainty"
+)
+
+
 @data_app.command("list")
 def data_list(data_dir: DataDir = None, as_json: AsJSON = False) -> None:
     """List the data sets that have names, and whether they have been downloaded.
@@ -45,6 +52,8 @@ def data_fetch(
     parts = {"training": whole.train, "validation": whole.valid, "test": whole.test}
     counts = " and ".join(f"{len(part)} {kind}" for kind, part in parts.items() if part is not None)
     show(quiet, f"{whole.name}: {counts} images, {len(whole.classes)} classes")
+    if name in data.names() and not data.verify(name, data_dir):
+        show(quiet, f"{name} was {_NOT_VERIFIED}")
 
 
 @data_app.command("verify")
@@ -57,7 +66,7 @@ def data_verify(name: Annotated[str, typer.Argument(help="A data set.")], data_d
     from ..errors import DataError
 
     if not data.verify(name, data_dir):
-        raise DataError(f"{name} does not have the expected content; delete it from {data.data_folder(data_dir)}")
+        raise DataError(f"{name} was {_NOT_VERIFIED}")
     Console().print(f"{name} has the expected content")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..tables import clean
+from markupsafe import Markup
+
+from .escaping import fill, joined
 from .rows import Row, short_sources
 
 _GAP, _HEIGHT, _STEP, _MARGIN, _TOP = 90, 40, 56, 70, 64
@@ -27,17 +28,28 @@ class _Box:
     def text_width(self) -> int:
         return max(round(6.9 * len(self.title)), 6 * len(self.detail)) + 24
 
-    def draw(self, x: int, width: int) -> str:
-        title, detail = _short(self.title, int((width - 20) / 6.9)), _short(self.detail, (width - 20) // 6)
-        return (
-            f'<g class="{_escaped(self.style)}"><title>{_escaped(f"{self.title}, {self.detail}")}</title>'
-            f'<rect x="{x}" y="{self.y}" width="{width}" height="{_HEIGHT}" rx="6"/>'
-            f'<text x="{x + 10}" y="{self.y + 17}" class="title">{_escaped(title)}</text>'
-            f'<text x="{x + 10}" y="{self.y + 32}" class="detail">{_escaped(detail)}</text></g>'
+    def draw(self, x: int, width: int) -> Markup:
+        return fill(
+            '<g class="{style}"><title>{title}, {detail}</title>'
+            '<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6"/>'
+            '<text x="{x_text}" y="{y_title}" class="title">{short_title}</text>'
+            '<text x="{x_text}" y="{y_detail}" class="detail">{short_detail}</text></g>',
+            style=self.style,
+            title=self.title,
+            detail=self.detail,
+            short_title=_short(self.title, int((width - 20) / 6.9)),
+            short_detail=_short(self.detail, (width - 20) // 6),
+            x=x,
+            y=self.y,
+            width=width,
+            height=_HEIGHT,
+            x_text=x + 10,
+            y_title=self.y + 17,
+            y_detail=self.y + 32,
         )
 
 
-def to_svg(network: str, rows: Sequence[Row]) -> str:
+def to_svg(network: str, rows: Sequence[Row]) -> Markup:
     """An SVG document. Colors repeat what the words say; it follows the reader's light or dark mode."""
     drawn = [row for row in rows if row.name]
     places = {row.name: _TOP + i * _STEP for i, row in enumerate(drawn)}
@@ -54,22 +66,32 @@ def to_svg(network: str, rows: Sequence[Row]) -> str:
         y, operations = places[row.name], list(places.values())
         lines += [_edge(_MARGIN, left_width, places[i], y, operations, left=True) for i in row.inputs if i in places]
         if row.layer:
-            start, end = f"{_MARGIN + left_width},{y + _HEIGHT // 2}", f"{x_right},{layers[row.layer] + _HEIGHT // 2}"
-            lines.append(f'<path class="match {_escaped(row.correspondence)}" d="M{start} L{end}"/>')
+            ends = {
+                "x1": _MARGIN + left_width,
+                "y1": y + _HEIGHT // 2,
+                "x2": x_right,
+                "y2": layers[row.layer] + _HEIGHT // 2,
+            }
+            lines.append(fill('<path class="match {kind}" d="M{x1},{y1} L{x2},{y2}"/>', kind=row.correspondence, **ends))
     for name, before in _layer_inputs(rows).items():
         starts = sorted(layers[other] for other in before)
         lines += [_edge(x_right, right_width, y, layers[name], sorted(layers.values()), left=False) for y in starts]
     boxes = [*(box.draw(_MARGIN, left_width) for box in left), *(box.draw(x_right, right_width) for box in right)]
     width, height = x_right + right_width + _MARGIN, max([*places.values(), *layers.values()], default=_TOP) + _STEP
-    name = _escaped(network)
-    heads = (
-        f'<text x="{_MARGIN}" y="40" class="head">{name}, the ConvNet</text>'
-        f'<text x="{x_right}" y="40" class="head">its kernel counterpart</text>'
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{name} and its kernel counterpart, layer against layer"><style>{_STYLE}</style>'
-        f'<rect class="page" width="{width}" height="{height}"/>{heads}{"".join(lines)}{"".join(boxes)}</svg>'
+    return fill(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        'aria-label="{network} and its kernel counterpart, layer against layer"><style>{style}</style>'
+        '<rect class="page" width="{width}" height="{height}"/>'
+        '<text x="{x_left}" y="40" class="head">{network}, the ConvNet</text>'
+        '<text x="{x_right}" y="40" class="head">its kernel counterpart</text>{lines}{boxes}</svg>',
+        width=width,
+        height=height,
+        network=network,
+        style=_STYLE,
+        x_left=_MARGIN,
+        x_right=x_right,
+        lines=joined(lines),
+        boxes=joined(boxes),
     )
 
 
@@ -109,26 +131,22 @@ def _joined(*texts: str) -> str:
     return " · ".join(text for text in texts if text)
 
 
-def _edge(x: int, width: int, start: int, end: int, order: Sequence[int], *, left: bool) -> str:
+def _edge(x: int, width: int, start: int, end: int, order: Sequence[int], *, left: bool) -> Markup:
     """From one box down to another: straight to the next one, around those in between otherwise."""
     if not any(start < y < end for y in order):
-        middle = x + width // 2
-        return f'<path class="edge" d="M{middle},{start + _HEIGHT} L{middle},{end}"/>'
+        straight = {"x": x + width // 2, "start": start + _HEIGHT, "end": end}
+        return fill('<path class="edge" d="M{x},{start} L{x},{end}"/>', **straight)
     side, bend = (x, x - 44) if left else (x + width, x + width + 44)
     a, b = start + _HEIGHT // 2, end + _HEIGHT // 2
-    return f'<path class="edge" d="M{side},{a} C{bend},{a + 24} {bend},{b - 24} {side},{b}"/>'
-
-
-def _escaped(text: str) -> str:
-    """XML has no control characters, not even escaped ones."""
-    return html.escape(clean(text))
+    curve = {"side": side, "bend": bend, "a": a, "b": b, "below_a": a + 24, "above_b": b - 24}
+    return fill('<path class="edge" d="M{side},{a} C{bend},{below_a} {bend},{above_b} {side},{b}"/>', **curve)
 
 
 def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-_STYLE = (
+_STYLE = Markup(
     "svg{font-family:system-ui,sans-serif;--page:#fff;--ink:#1f2937;--soft:#6b7280;--line:#9ca3af;--layer:#eef2ff}"
     "text{fill:#1f2937}rect{fill:#fff}.edge{stroke:#9ca3af}.layer rect{fill:#eef2ff}"  # for viewers without variables
     ".page{fill:var(--page)}.head{font-size:16px;font-weight:600;fill:var(--ink)}.title{font-size:12.5px;fill:var(--ink)}"

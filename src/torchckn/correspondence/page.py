@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
+from .escaping import fill, joined
 from .rows import Row, short_sources
 
 
-def to_html(network: str, rows: Sequence[Row]) -> str:
+def to_html(network: str, rows: Sequence[Row]) -> Markup:
     titles = ("ConvNet", "type", "CKN layer", "output", "correspondence", "why")
-    head = "".join(f"<th scope='col'>{title}</th>" for title in titles)
-    body = "".join(_row(name, row) for name, row in zip(short_sources(rows), rows, strict=True))
-    return (
-        f"<table class='ckn-report'><style>{_STYLE}</style><caption>Translation of {html.escape(network)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return fill(
+        "<table class='ckn-report'><style>{style}</style><caption>Translation of {network}</caption>"
+        "<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+        style=STYLE,
+        network=network,
+        head=joined(fill("<th scope='col'>{title}</th>", title=title) for title in titles),
+        body=joined(_row(name, row) for name, row in zip(short_sources(rows), rows, strict=True)),
     )
 
 
-def _row(name: str, row: Row) -> str:
-    shape, correspondence = html.escape(" × ".join(map(str, row.output_shape))), html.escape(row.correspondence)
-    why = "; ".join([*row.reasons, *(part.note for part in row.parts)])
-    return (
-        f"<tr><th scope='row' title='{html.escape(row.source)}'>{html.escape(name)}</th><td>{html.escape(row.operation)}</td>"
-        f"<td>{html.escape(row.label)}</td><td class='shape'>{shape}</td>"
-        f"<td class='{correspondence}'>{correspondence}</td><td>{html.escape(why)}</td></tr>"
+def _row(name: str, row: Row) -> Markup:
+    return fill(
+        "<tr><th scope='row' title='{source}'>{name}</th><td>{operation}</td><td>{layer}</td><td class='shape'>{shape}</td>"
+        "<td class='{correspondence}'>{correspondence}</td><td>{why}</td></tr>",
+        source=row.source,
+        name=name,
+        operation=row.operation,
+        layer=row.label,
+        shape=" × ".join(map(str, row.output_shape)),
+        correspondence=row.correspondence,
+        why="; ".join([*row.reasons, *(part.note for part in row.parts)]),
     )
 
 
-_STYLE = (
+#: the table's style sheet; the page of a report allows it by its hash
+STYLE = Markup(
     ".ckn-report{border-collapse:collapse;font:14px/1.4 system-ui,sans-serif}"
     ".ckn-report caption{font-weight:600;text-align:left;padding:.4em 0}"
     ".ckn-report th,.ckn-report td{padding:.3em .7em;text-align:left;vertical-align:top;border-bottom:1px solid #8886}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ConfigError
 from .drawing import to_svg
 from .page import to_html
-from .rows import Row, loss_lines
+from .rows import MOST_ROWS, Row, Text, loss_lines
 from .table import ReportTable
 
 
@@ -25,6 +25,9 @@ class Report:
     network: str
     """the name of the ConvNet's class"""
     rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        _checked({"network": self.network, "rows": self.rows})  # so that whatever is saved can be read again
 
     def __str__(self) -> str:
         return str(self.table())
@@ -42,24 +45,35 @@ class Report:
 
     def to_html(self) -> str:
         """The table as HTML, to stand in a page or a notebook by itself."""
-        return to_html(self.network, self.rows)
+        return str(to_html(self.network, self.rows))
 
     _repr_html_ = to_html
 
     def to_svg(self) -> str:
         """A drawing of the two networks side by side, layer against layer."""
-        return to_svg(self.network, self.rows)
+        return str(to_svg(self.network, self.rows))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_json(plain: Any) -> Report:
-        try:
-            return TypeAdapter(Report).validate_python(plain)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(
-                f"expected a report that Report.to_json wrote, got another at {where!r}: {first['msg']}"
-            ) from None
+        """The report that :meth:`to_json` wrote. It may come from anybody: what no report has is an error."""
+        content = _checked(plain)
+        return Report(content.network, content.rows)
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(extra="forbid", defer_build=True)
+
+    network: Text
+    rows: Annotated[tuple[Row, ...], Field(max_length=MOST_ROWS)]
+
+
+def _checked(plain: Any) -> _Content:
+    try:
+        return _Content.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:100]
+        raise ConfigError(f"expected a report that Report.to_json wrote, got another at {where!r}: {first['msg']}") from None

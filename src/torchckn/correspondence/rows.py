@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
 
 from ..choices import Correspondence
+
+#: limits of a report: characters of a text, entries of a list, rows, and a number
+LONGEST_TEXT, MOST_ENTRIES, MOST_ROWS, LARGEST = 2_000, 1_000, 20_000, 2**31 - 1
+
+# A report may come from a file of somebody else, so its fields are read strictly: no other types, no other words, no more fields.
+Text = Annotated[str, Field(strict=True, max_length=LONGEST_TEXT)]
+Size = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+Flag = Annotated[bool, Field(strict=True)]
+_STRICTLY = ConfigDict(extra="forbid", revalidate_instances="always")
 
 
 @dataclass(frozen=True)
 class Part:
     """Something that belongs to an operation and is not translated with it, such as the bias of a convolution."""
 
-    name: str
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICTLY
+
+    name: Text
     correspondence: Correspondence
-    why: str
-    faithful: bool
+    why: Text
+    faithful: Flag
     """whether ``strict=True`` accepts it"""
 
     @property
@@ -27,31 +41,33 @@ class Part:
 class Row:
     """One operation of the ConvNet and what it has become."""
 
-    name: str
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICTLY
+
+    name: Text
     """its own name, unique even where a module is used twice; empty for a classifier that the ConvNet does not have"""
-    source: str
+    source: Text
     """its name in the ConvNet: the path of a module, or the name of a function"""
-    operation: str
+    operation: Text
     """its type, such as ``Conv2d``"""
     correspondence: Correspondence
-    reasons: tuple[str, ...]
+    reasons: Annotated[tuple[Text, ...], Field(max_length=MOST_ENTRIES)]
     """why that is its counterpart, and each reason why it is not an exact one"""
-    faithful: bool
+    faithful: Flag
     """whether ``strict=True`` accepts it"""
-    inputs: tuple[str, ...] = ()
+    inputs: Annotated[tuple[Text, ...], Field(max_length=MOST_ENTRIES)] = ()
     """the names of the operations it gets its input from"""
-    parts: tuple[Part, ...] = ()
-    layer: str = ""
+    parts: Annotated[tuple[Part, ...], Field(max_length=MOST_ENTRIES)] = ()
+    layer: Text = ""
     """the name of the CKN's layer that stands for it; empty if there is none"""
-    counterpart: str = ""
+    counterpart: Text = ""
     """what that layer does, such as ``conv 5x5, pad 2``; empty if the operation only decides the layer's kernel"""
-    filters: int | None = None
+    filters: Size | None = None
     """how many filters the layer has, if it has filters"""
-    kernel: str = ""
+    kernel: Text = ""
     """the layer's kernel, if it has one"""
-    trained: bool = True
+    trained: Flag = True
     """whether the layer's filters are trained"""
-    output_shape: tuple[int, ...] = ()
+    output_shape: Annotated[tuple[Size, ...], Field(max_length=MOST_ENTRIES)] = ()
     """in the CKN, without the batch"""
 
     @property

@@ -1,7 +1,8 @@
 """Images and labels: data sets by name, your own images, preprocessing, splits, batches.
 
-``sets.py`` has what a data set is, ``sources.py`` downloads and checks the public ones, ``own.py`` reads your own images,
-``batches.py`` iterates over data in any form. Preprocessing is in :mod:`torchckn.graph.preprocessing`: it is part of a network.
+``sets.py`` has what a data set is, ``sources.py`` downloads and checks the public ones (``originals.py`` reads their files),
+``own.py`` and ``npz.py`` read your own images, ``batches.py`` iterates over data in any form. Preprocessing is in
+:mod:`torchckn.graph.preprocessing`: it is part of a network.
 
 Example:
     >>> from torchckn import data
@@ -15,12 +16,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import unknown_name
+from ..errors import DataError, unknown_name
 from ..graph.preprocessing import Preprocessing
 from .batches import batches, size_of
-from .own import load_folder, load_npz
+from .limits import shown
+from .npz import load_npz
+from .own import load_folder
 from .sets import DataSet, Part, split
-from .sources import SOURCES, data_folder, fetch, is_complete, load_mini, verify
+from .sources import SOURCES, data_folder, fetch, is_cached, load_mini, verify
 
 __all__ = [
     "DataSet",
@@ -45,7 +48,7 @@ def names() -> list[str]:
 
 def is_here(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
     """Whether a data set is part of the package, or has been downloaded already."""
-    return name == "mnist-mini" or is_complete(data_folder(data_dir) / name)
+    return name == "mnist-mini" or is_cached(name, data_folder(data_dir))
 
 
 def load(name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> DataSet:
@@ -65,9 +68,13 @@ def load(name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None =
     if text in SOURCES:
         return fetch(text, data_dir, progress=progress)
     path = Path(text)
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # a name that is too long, a folder above it that may not be read
+        raise DataError(f"{shown(path)} cannot be read: {error.strerror}") from error
+    if is_folder:
         return load_folder(path)
-    if path.suffix == ".npz" and path.is_file():
+    if path.suffix == ".npz" and is_file:
         return load_npz(path)
     hint = "Or pass the path of a folder of images, or of an .npz file; this is neither."
     raise unknown_name("data set", text, names(), hint)

@@ -1,9 +1,8 @@
-"""Your own images: a folder with a sub-folder for each class, or an ``.npz`` file."""
+"""Your own images: files in a folder with a sub-folder for each class."""
 
 from __future__ import annotations
 
 import warnings
-import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .sets import DataSet, Part, checked_part
+from .limits import check_memory, check_regular, shown
+from .sets import DataSet, checked_part
 
 #: how the names of image files end; of several frames, the first one is read
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
@@ -25,30 +25,40 @@ def load_folder(folder: Path) -> DataSet:
     """Images of a folder with a sub-folder for each class, ``folder/class/image.png``.
 
     Or of a folder with such folders for its parts, ``folder/train/class/image.png``, and ``test``, ``val`` or both beside it.
+    All images have one size; if any of them is in color, all are.
     """
     places = _part_folders(folder)
     train = places["train"]
     classes = [place.name for place in _subfolders(train)]
     if len(classes) < 2:
         raise DataError(
-            f"{train} expected a sub-folder of images for each class, at least two, got {len(classes)}: "
-            f"{', '.join(classes) or 'none'}"
+            f"{shown(train)} expected a sub-folder of images for each class, at least two, got {len(classes)}: "
+            f"{', '.join(shown(name) for name in classes) or 'none'}"
         )
-    files: dict[Path, int] = {}
-    parts: dict[str, Part] = {}
-    for name, place in places.items():
+    for name in classes:
+        if shown(name) != name:
+            raise DataError(
+                f"{shown(train / name)} has a name that is not valid UTF-8, and would be the name of a class; rename the folder"
+            )
+    files: dict[str, dict[Path, int]] = {}
+    for part, place in places.items():
         extra = {other.name for other in _subfolders(place)} - set(classes)
         if extra:
             raise DataError(
-                f"{place} expected the classes of {train}, got {', '.join(sorted(extra))} as well; add training images of that "
-                "class, or remove it"
+                f"{shown(place)} expected the classes of {shown(train)}, got {', '.join(shown(name) for name in sorted(extra))} "
+                "as well; add training images of that class, or remove it"
             )
-        labels = {file: label for label, kind in enumerate(classes) for file in _image_files(place / kind, name == "train")}
-        images = _read_images(list(labels), parts["train"].images[0] if parts else None)
-        parts[name] = checked_part(images, torch.tensor(list(labels.values())), len(classes), str(place))
-        files |= labels
-    _warn_of_others(folder, files)
-    return DataSet(folder.name, parts["train"], parts.get("test"), tuple(classes), parts.get("valid"))
+        files[part] = {
+            file: label for label, kind in enumerate(classes) for file in _image_files(place / kind, part == "train")
+        }
+    images = _read_images([file for labels in files.values() for file in labels])
+    stacked = dict(zip(files, images.split([len(labels) for labels in files.values()]), strict=True))
+    parts = {
+        part: checked_part(stacked[part], torch.tensor(list(labels.values())), len(classes), shown(places[part]))
+        for part, labels in files.items()
+    }
+    _warn_of_others(folder, {file for labels in files.values() for file in labels})
+    return DataSet(shown(folder.name), parts["train"], parts.get("test"), tuple(classes), parts.get("valid"))
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
@@ -59,14 +69,17 @@ def _part_folders(folder: Path) -> dict[str, Path]:
         return {"train": folder}  # a class may well be called train or test
     if "train" not in known or len(known) < len(folders) or len({*known} & {*VALIDATION}) > 1:
         raise DataError(
-            f"{folder} expected sub-folders train, test and one of {', '.join(VALIDATION)}, or one for each class, got "
-            f"{', '.join(place.name for place in folders.values())}; move or rename the others"
+            f"{shown(folder)} expected sub-folders train, test and one of {', '.join(VALIDATION)}, or one for each class, got "
+            f"{', '.join(shown(place.name) for place in folders.values())}; move or rename the others"
         )
     return {"valid" if name in VALIDATION else name: folders[name] for name in known}
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    try:
+        return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{shown(folder)} cannot be read: {error.strerror}") from error
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -81,67 +94,86 @@ def _image_files(folder: Path, needed: bool = True) -> list[Path]:
     images = [file for file in files if file.suffix.lower() in IMAGES]
     if needed and not images:
         raise DataError(
-            f"{folder} expected image files ({', '.join(IMAGES)}), got {_listed(folder, files) or 'none'}; add images, or "
+            f"{shown(folder)} expected image files ({', '.join(IMAGES)}), got {_listed(folder, files) or 'none'}; add images, or "
             "convert them to one of these formats"
         )
     return images
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    """All files in a folder and its sub-folders, sorted, but for hidden ones."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    """All that is in a folder and its sub-folders and is no folder, sorted, but for hidden files."""
+    try:
+        return sorted(
+            path
+            for path in folder.rglob("*")
+            if not path.is_dir() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        )
+    except OSError as error:
+        raise DataError(f"{shown(folder)} cannot be read: {error.strerror}") from error
 
 
 def _listed(folder: Path, files: Sequence[Path], most: int = 5) -> str:
-    names = ", ".join(str(file.relative_to(folder)) for file in files[:most])
+    names = ", ".join(shown(file.relative_to(folder)) for file in files[:most])
     return names + (f" and {len(files) - most} more" if len(files) > most else "")
 
 
 def _warn_of_others(folder: Path, read: Collection[Path]) -> None:
     others = [file for file in _visible_files(folder) if file not in read]
     if others:
+        count = "1 file was" if len(others) == 1 else f"{len(others)} files were"
         warnings.warn(
-            f"{folder}: {len(others)} {'file was' if len(others) == 1 else 'files were'} not read: {_listed(folder, others)}; "
+            f"{shown(folder)}: {count} not read: {_listed(folder, others)}; "
             f"expected files with names in {', '.join(IMAGES)}, in the folder of a class. Convert, move or remove the others",
             stacklevel=4,
         )
 
 
-def _read_images(files: Sequence[Path], like: Tensor | None) -> Tensor:
-    """Images (N, C, H, W) of one size; if any is in color, all are. In the format of the image ``like``, if there is one."""
-    mode = "" if like is None else "L" if len(like) == 1 else "RGB"
-    images = [read_image(file, mode) for file in files]
-    size = tuple((images[0] if like is None else like).shape[1:]) if images else ()
-    for file, pixels in zip(files, images, strict=True):
-        if tuple(pixels.shape[1:]) != size:
+def _read_images(files: Sequence[Path]) -> Tensor:
+    """Images (N, C, H, W) of one size; if any is in color, all are."""
+    images: list[Tensor] = []
+    for file in files:
+        pixels = read_image(file)
+        if images and pixels.shape[1:] != images[0].shape[1:]:
+            (height, width), (first_height, first_width) = pixels.shape[1:], images[0].shape[1:]
             raise DataError(
-                f"images must have one size: {file} has {pixels.shape[1]}x{pixels.shape[2]} pixels, "
-                f"{files[0] if like is None else 'the training images'} {size[0]}x{size[1]}; crop or resize them to one size "
-                "first"
+                f"images must have one size: {shown(file)} has {height}x{width} pixels, {shown(files[0])} "
+                f"{first_height}x{first_width}; crop or resize them to one size first"
             )
-    channels = max((len(pixels) for pixels in images), default=1)
-    return torch.stack([pixels.expand(channels, -1, -1) for pixels in images]) if images else torch.empty(0)
+        if not images:
+            check_memory(len(files) * pixels.numel(), f"the {len(files)} images of {shown(file)} and other files")
+        images.append(pixels)
+    channels = max(len(pixels) for pixels in images)
+    return torch.stack([pixels.expand(channels, -1, -1) for pixels in images])
+
+
+#: pillow's names of the formats in IMAGES; it knows others, and some of them start other programs
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
+#: pixels of an image; larger ones are more likely made to fill the memory
+_MOST_PIXELS = 2**26
 
 
 def read_image(file: Path, mode: str = "") -> Tensor:
     """An image file as (C, H, W), uint8: grey or RGB as in the file, or as ``mode`` ("L" or "RGB") says."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
-        with Image.open(file) as opened:
+        check_regular(file)
+        with Image.open(file, formats=_FORMATS) as opened:
             image: Image.Image = opened
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(f"it has {image.width}x{image.height} pixels, more than {_MOST_PIXELS} in all")
             if image.mode.startswith("I"):  # 16 bits, which pillow would cut off at 255
-                image = Image.fromarray((np.asarray(image).astype(np.float64) / 257).round().clip(0, 255).astype(np.uint8))
+                values = np.asarray(image)
+                if values.min() < 0 or values.max() > 65535:
+                    raise ValueError("its pixels have 32 bits, where 8 or 16 bits are expected")
+                image = Image.fromarray((values.astype(np.float64) / 257).round().astype(np.uint8))
             elif image.mode == "F":
                 raise ValueError("its pixels are floating-point numbers, where 8 or 16 bits are expected")
-            kind = mode or ("L" if image.mode in ("1", "L", "LA") or _has_grey_palette(image) else "RGB")
+            kind = mode or ("L" if image.mode in ("1", "L", "LA", "La") or _has_grey_palette(image) else "RGB")
             pixels = np.asarray(image.convert(kind))
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{file} cannot be read as an image ({error}); replace or remove it") from error
+    except Exception as error:  # pillow raises nearly anything when a file is damaged
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{shown(file)} cannot be read as an image ({shown(reason)}); replace or remove it") from error
     array = pixels[None] if kind == "L" else pixels.transpose(2, 0, 1)
     return torch.from_numpy(np.array(array))  # a copy: what PIL gives may not be written to
 
@@ -162,53 +194,15 @@ def read_for(file: Path, shape: tuple[int, int, int], resize: bool = False) -> T
     if channels not in (1, 3):
         raise DataError(f"image files are grey or RGB, but the network expects images of {channels} channels")
     if not file.exists():
-        raise DataError(f"{file} does not exist; expected an image file or a folder of images")
+        raise DataError(f"{shown(file)} does not exist; expected an image file or a folder of images")
     pixels = read_image(file, "L" if channels == 1 else "RGB")
     if tuple(pixels.shape[1:]) == (height, width):
         return pixels
     if not resize:
         raise DataError(
-            f"{file} has {pixels.shape[1]}x{pixels.shape[2]} pixels, the network expects {height}x{width}; "
+            f"{shown(file)} has {pixels.shape[1]}x{pixels.shape[2]} pixels, the network expects {height}x{width}; "
             "crop it, or pass --resize"
         )
     image = Image.fromarray(pixels[0].numpy() if channels == 1 else pixels.permute(1, 2, 0).numpy())
     resized = np.array(image.resize((width, height), Image.Resampling.LANCZOS))
     return torch.from_numpy(resized[None] if channels == 1 else resized.transpose(2, 0, 1).copy())
-
-
-def load_npz(file: Path) -> DataSet:
-    """Arrays ``x`` (N, H, W) or (N, C, H, W) and ``y`` (N,), whole numbers.
-
-    A validation part, ``x_valid`` and ``y_valid``, and a test part, ``x_test`` and ``y_test``, are read if they are there.
-    """
-    try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} cannot be read as an .npz file of plain arrays ({error})") from error
-    pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, ending in (("train", ""), ("valid", "_valid"), ("test", "_test")):
-        x, y = f"x{ending}", f"y{ending}"
-        if name == "train" or x in arrays or y in arrays:
-            if x not in arrays or y not in arrays:
-                raise DataError(f"{file} expected arrays {x} and {y}, got {', '.join(sorted(arrays)) or 'none'}")
-            pairs[name] = _arrays(arrays[x], arrays[y], f"{file}" if name == "train" else f"{file} ({name})")
-    count = 1 + int(max(labels.max() for _, labels in pairs.values()))
-    parts = {name: checked_part(*pair, count, str(file)) for name, pair in pairs.items()}
-    classes = tuple(str(i) for i in range(count))
-    return DataSet(file.stem, parts["train"], parts.get("test"), classes, parts.get("valid"))
-
-
-def _arrays(x: Any, y: Any, what: str) -> tuple[Tensor, Tensor]:
-    if x.ndim == 3:
-        x = x[:, None]
-    if x.ndim != 4 or x.dtype.kind not in "uif":
-        raise DataError(f"{what} expected x of shape (N, H, W) or (N, C, H, W) and numbers, got {x.shape} of {x.dtype}")
-    if y.ndim != 1 or y.dtype.kind not in "ui":
-        raise DataError(f"{what} expected y to be whole numbers, one for each image, got {y.shape} of {y.dtype}")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise DataError(f"{what} has pixels that are NaN or infinite; remove these images, or replace the pixels")
-    if not len(x) or not len(y):
-        raise DataError(f"{what} has no images")
-    pixels = x if x.dtype == np.uint8 else x.astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(y.astype(np.int64))

@@ -1,14 +1,19 @@
 """A local web page that classifies what you draw with the mouse, while you draw: ``torchckn draw RUN``.
 
-The server listens on the loopback address only, answers only requests to that address, and accepts nothing but one small square
-of gray pixels.
+The server listens on the loopback address only, answers only requests to that address, refuses those of other web pages, and
+accepts nothing but one small square of gray pixels. Other users of the same machine can reach it.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import socket
 import sys
+import threading
+import time
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,12 +33,17 @@ from ..building import load_trained
 from ..errors import ConfigError, DataError
 from ..network import Classifier
 from ..report.pictures import thumbnail
+from ..report.policy import content_policy
 
 ADDRESS = "127.0.0.1"
 #: side of the square image that the page sends
 SIDE = 112
 #: maximum size of a request in bytes
 LIMIT = 128 * 1024
+#: seconds that a client has for sending a request, and for receiving the answer
+DEADLINE = 10.0
+#: requests that may wait to be accepted
+QUEUE = 512
 #: number of training images that a drawing is compared with, and number of those that are shown
 REFERENCE_IMAGES, NEIGHBORS = 2000, 8
 _TITLES = {"ckn": "CKN", "convnet": "ConvNet"}
@@ -136,9 +146,33 @@ def parse_drawing(content: bytes) -> np.ndarray:
     return pixels.astype(np.uint8).reshape(SIDE, SIDE)
 
 
+class _Before(io.RawIOBase):
+    """What a client sends until a deadline, however slowly it does."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self.connection, self.deadline = connection, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.connection.settimeout(left)
+        return self.connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = 10  # seconds to wait for a client
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Before(self.connection, time.monotonic() + DEADLINE))
+
+    def version_string(self) -> str:
+        return "torchckn"
 
     def do_GET(self) -> None:
         if self._refused():
@@ -154,42 +188,74 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/classify":
             self._answer(HTTPStatus.NOT_FOUND, {"error": "not found; send drawings to /classify"})
             return
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit() and len(length) < 12):
+        length = self._only("Content-Length") or ""
+        if not (length.isascii() and length.isdigit() and len(length) < 12) or "Transfer-Encoding" in self.headers:
             self._answer(
                 HTTPStatus.LENGTH_REQUIRED, {"error": "expected a Content-Length header with the size of the request"}
             )
         elif int(length) > LIMIT:
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"expected at most {LIMIT} bytes, got {length}"})
         else:
-            try:
-                drawing = parse_drawing(self.rfile.read(int(length)))
-            except DataError as error:
-                self._answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
-            else:
-                self._answer(HTTPStatus.OK, {"answers": self.server.board.classify(drawing)})
+            self._classify(int(length))
+
+    def _classify(self, length: int) -> None:
+        try:
+            drawing = parse_drawing(self.rfile.read(length))
+        except TimeoutError:
+            self._answer(HTTPStatus.REQUEST_TIMEOUT, {"error": f"expected {length} bytes within {DEADLINE:g} seconds"})
+        except DataError as error:
+            self._answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+        else:
+            with self.server.one_at_a_time:
+                answers = self.server.board.classify(drawing)
+            self._answer(HTTPStatus.OK, {"answers": answers})
 
     def _refused(self) -> bool:
-        """Refuse requests from other web pages in the same browser, which have another Host or Origin header."""
+        """Refuse what another web page in the same browser has sent, which its Host, Origin or Sec-Fetch-Site header shows."""
         port = self.server.server_port
-        names = {f"{name}{end}" for name in (ADDRESS, "localhost") for end in ("", f":{port}")}
-        origin = self.headers.get("Origin")
-        if self.headers.get("Host") in names and (origin is None or origin.removeprefix("http://") in names):
+        hosts = [f"{name}:{port}" for name in (ADDRESS, "localhost")] + ([ADDRESS, "localhost"] if port == 80 else [])
+        host = self._only("Host")
+        if host not in hosts:
+            expected = f"one Host header, {hosts[0]}"
+        elif self._only("Origin", f"http://{host}") != f"http://{host}":
+            expected = f"no Origin header, or http://{host}"
+        elif self._only("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+            expected = f"a request of its own page; open http://{host}/ in a new tab"
+        else:
             return False
-        self._answer(HTTPStatus.FORBIDDEN, {"error": f"expected a request to {ADDRESS}, got another Host or Origin"})
+        self._answer(HTTPStatus.FORBIDDEN, {"error": f"refused: expected {expected}"})
         return True
+
+    def _only(self, name: str, otherwise: str | None = None) -> str | None:
+        """The value of a header, ``otherwise`` if there is none, and None if there are several."""
+        values = self.headers.get_all(name, [])
+        return (values[0] if len(values) == 1 else None) if values else otherwise
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Of requests that are no HTTP, or have another method."""
+        self._answer(HTTPStatus(code), {"error": HTTPStatus(code).phrase})
 
     def _answer(self, status: HTTPStatus, content: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(content).encode())
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        self.connection.settimeout(DEADLINE)
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        if status >= HTTPStatus.BAD_REQUEST:
-            self.send_header("Connection", "close")
-            self.close_connection = True
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Content-Security-Policy": self.server.policy,
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+            "Connection": "close",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.close_connection = True
         self.end_headers()
         self.wfile.write(content)
 
@@ -199,6 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = QUEUE
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that have disconnected."""
@@ -207,7 +274,11 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, board: Board) -> None:
         self.board = board
-        self.page = resources.files(__package__).joinpath("page.html").read_bytes()
+        self.one_at_a_time = threading.Lock()  # many networks at once would only compete for cores and memory
+        page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+        self.page = page.encode()
+        scripts, styles = (re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("script", "style"))
+        self.policy = content_policy(scripts, styles, connect_src="'self'", frame_ancestors="'none'")
         super().__init__((ADDRESS, port), _Handler)
 
 

@@ -208,7 +208,7 @@ class _Multinomial:
             weight, bias, result = self._descend(weight, bias, lam, min(left, self._ROUND), precision)
             left, evaluations = left - max(1, int(result.nit)), evaluations + int(result.nfev)
             gain, objective = objective - float(result.fun), float(result.fun)
-            if gain < precision * abs(objective):
+            if gain <= precision * abs(objective):  # equal if both are 0, as with data of one class
                 break
         bias = bias - self.mean.double() @ weight  # features were centered on the way, which only changes the bias
         return weight.to(self.x.dtype), bias.to(self.x.dtype), objective, evaluations

@@ -16,6 +16,7 @@ from ..building import load_trained
 from ..errors import CKNError, ConfigError, DataError
 from ..network import CKN, Classifier
 from ..runs import read_config, read_filters, read_metrics, read_result
+from .contents import Configuration, Result, check, check_filters, usable
 
 PathLike = str | os.PathLike[str]
 
@@ -121,11 +122,12 @@ def _read(folder: Path, name: str) -> RunFolder:
     if not folder.is_dir():
         raise DataError(f"{folder} does not exist; expected a run folder, which training writes with run_dir=...")
     config, damaged = read_config(folder), {}
+    check(str(folder / "config.toml"), config, Configuration)
 
     def part(file: str, read: Callable[[Path], Any], otherwise: Any) -> Any:
         try:
             content = read(folder)
-        except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, KeyError, RecursionError, safetensors.SafetensorError) as error:
             damaged[file] = str(error)
             return otherwise
         return otherwise if content is None else content
@@ -136,9 +138,9 @@ def _read(folder: Path, name: str) -> RunFolder:
         folder,
         config,
         environment=part("environment.json", _environment, {}),
-        metrics=part("metrics.jsonl", read_metrics, []),
-        result=part("result.json", read_result, None),
-        filters=part("checkpoint/", read_filters, {}),
+        metrics=part("metrics.jsonl", _metrics, []),
+        result=part("result.json", _result, None),
+        filters=part("checkpoint/", _filters, {}),
         model=model,
     )
     run.missing = [f"{file} cannot be read: {error}" for file, error in damaged.items()]
@@ -160,7 +162,27 @@ def _model(folder: Path) -> tuple[Classifier | None, str | None]:
 
 def _environment(folder: Path) -> dict[str, Any] | None:
     file = folder / "environment.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    if content is not None and not isinstance(content, dict):
+        raise DataError(f"expected a table of names and values, got {type(content).__name__}")
+    return content
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    return [record for record in read_metrics(folder) if usable(record)]
+
+
+def _result(folder: Path) -> dict[str, Any] | None:
+    content = read_result(folder)
+    if content is not None:
+        check("it", content, Result)
+    return content
+
+
+def _filters(folder: Path) -> dict[int, Tensor]:
+    filters = read_filters(folder)
+    check_filters(filters)
+    return filters
 
 
 def _missing(run: RunFolder) -> Iterator[tuple[str, str]]:

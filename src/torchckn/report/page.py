@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from .. import __version__
+from ..correspondence.page import STYLE as TABLE_STYLE
+from ..correspondence.page import to_html
 from ..errors import CKNError, ConfigError
 from ..files import write_atomically
 from ..formats import number, percent
@@ -19,6 +23,7 @@ from .conditioning import layer_facts
 from .confusion import Confusion, Sample, confusion, take_sample
 from .folder import PathLike, RunFolder, read_runs
 from .pictures import data_uri, filter_frames
+from .policy import content_policy
 
 METHODS = {
     "ulr": "ultimate layer reversal",
@@ -26,6 +31,8 @@ METHODS = {
     "sgo-ball": "gradient steps, classifier in a ball",
     "sgd": "SGD with momentum",
 }
+#: levels of nested settings, and characters of one, that are shown
+DEEPEST, LONGEST = 6, 500
 
 
 def write(runs: PathLike | Sequence[PathLike], output: PathLike, *, data: Any = None) -> Path:
@@ -46,7 +53,8 @@ def write(runs: PathLike | Sequence[PathLike], output: PathLike, *, data: Any = 
     if output.is_dir():
         raise ConfigError(f"output expected the name of a file, such as {output / 'report.html'}, got the folder {output}")
     read = read_runs(runs)
-    write_atomically(output, render(read, take_sample(data)).encode())
+    # Names of folders and texts in JSON may have characters that UTF-8 does not have.
+    write_atomically(output, render(read, take_sample(data)).encode(errors="replace"))
     return output
 
 
@@ -62,8 +70,12 @@ def render(runs: Sequence[RunFolder], sample: Sample | None) -> str:
     environment.filters |= {"percent": percent, "accuracy": accuracy, "short": short}
     charts = [*training_charts(runs), penalty_chart(runs)]
     parts = [_run(run, sample) for run in runs]
+    script, style = _own("page.js"), _own("page.css")
     return environment.get_template("page.html").render(
         version=__version__,
+        policy=content_policy([script], [style, TABLE_STYLE]),
+        script=script,
+        style=style,
         runs=parts,
         sample=sample,
         training=charts[:2],
@@ -77,6 +89,13 @@ def render(runs: Sequence[RunFolder], sample: Sample | None) -> str:
     )
 
 
+@cache
+def _own(file: str) -> Markup:
+    """A file of this package that becomes part of the page as it is. Data never does: the template escapes it."""
+    text = resources.files(__package__).joinpath("template", file).read_text(encoding="utf-8")
+    return Markup(f"\n{text}")
+
+
 def _run(run: RunFolder, sample: Sample | None) -> dict[str, Any]:
     """The values of one run that the template shows."""
     report = run.ckn.report if run.ckn else None
@@ -88,7 +107,7 @@ def _run(run: RunFolder, sample: Sample | None) -> dict[str, Any]:
         "run": run,
         "method": METHODS.get(run.method, run.method),
         "test": _test_accuracy(run, sample, predictions),
-        "table": Markup(report.to_html()) if report else None,
+        "table": to_html(report.network, report.rows) if report else None,
         "drawing": data_uri("image/svg+xml", report.to_svg().encode()) if report else None,
         "network": report.network if report else None,
         "frames": filter_frames(run.filters),
@@ -122,12 +141,12 @@ def _attempt(compute: Callable[[N], T], net: N | None) -> tuple[T | None, str | 
         return None, str(error)
 
 
-def flat(content: Mapping[str, Any], before: str = "") -> dict[str, str]:
+def flat(content: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str, str]:
     """Nested settings as lines: ``options.tau``."""
     lines: dict[str, str] = {}
     for key, value in content.items():
-        if isinstance(value, Mapping):
-            lines |= flat(value, f"{before}{key}.")
+        if isinstance(value, Mapping) and depth < DEEPEST:
+            lines |= flat(value, f"{before}{key}.", depth + 1)
         else:
             lines[f"{before}{key}"] = short(value)
     return lines
@@ -140,18 +159,21 @@ def _comparison(columns: Sequence[Mapping[str, str]]) -> list[tuple[str, list[st
     return [(key, values, len(set(values)) > 1) for key, values in rows]
 
 
-def short(value: Any) -> str:
-    """A setting as text; long lists are abbreviated."""
+def short(value: Any, depth: int = 0) -> str:
+    """A setting as text; long texts and lists are abbreviated."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
         return "none"
     if isinstance(value, float):
         return number(value)
+    if isinstance(value, (list, tuple, Mapping)) and depth >= DEEPEST:
+        return "…"
     if isinstance(value, (list, tuple)):
-        items = [short(item) for item in value]
-        return ", ".join(items) if len(items) <= 6 else f"{items[0]}, {items[1]}, …, {items[-1]} ({len(items)} values)"
-    return str(value)
+        items = [short(item, depth + 1) for item in (value if len(value) <= 6 else (*value[:2], value[-1]))]
+        return ", ".join(items) if len(value) <= 6 else f"{items[0]}, {items[1]}, …, {items[2]} ({len(value)} values)"
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def accuracy(value: float | None) -> str:

@@ -1,0 +1,107 @@
+"""Your own images as arrays in an ``.npz`` file."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .limits import check_memory, check_regular, shown
+from .sets import DataSet, checked_part
+
+#: classes that the labels of an .npz file may number
+_MOST_CLASSES = 2**16
+
+
+def load_npz(file: Path) -> DataSet:
+    """Arrays ``x`` (N, H, W) or (N, C, H, W) and ``y`` (N,), whole numbers.
+
+    A validation part, ``x_valid`` and ``y_valid``, and a test part, ``x_test`` and ``y_test``, are read if they are there.
+    """
+    arrays, in_file = _read_npz(file, [f"{array}{ending}" for ending in ("", "_valid", "_test") for array in "xy"])
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, ending in (("train", ""), ("valid", "_valid"), ("test", "_test")):
+        x, y = f"x{ending}", f"y{ending}"
+        if name == "train" or x in arrays or y in arrays:
+            if x not in arrays or y not in arrays:
+                got = ", ".join(shown(array) for array in in_file[:20]) or "none"
+                raise DataError(f"{shown(file)} expected arrays {x} and {y}, got {got}")
+            pairs[name] = _arrays(
+                arrays.pop(x), arrays.pop(y), shown(file) if name == "train" else f"{shown(file)} ({name})"
+            )
+    count = 1 + int(max(labels.max() for _, labels in pairs.values()))
+    parts = {name: checked_part(*pair, count, shown(file)) for name, pair in pairs.items()}
+    classes = tuple(str(i) for i in range(count))
+    return DataSet(shown(file.stem), parts["train"], parts.get("test"), classes, parts.get("valid"))
+
+
+def _read_npz(file: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of the named arrays that are in the file, and the names of all.
+
+    What they claim to be is checked before any memory is taken.
+    """
+    try:
+        check_regular(file)
+        with zipfile.ZipFile(file) as archive:
+            in_file = sorted(entry.removesuffix(".npy") for entry in archive.namelist())
+            entries = {name: archive.getinfo(f"{name}.npy") for name in names if name in in_file}
+            sizes = {name: _claimed_bytes(archive, entry, name) for name, entry in entries.items()}
+            check_memory(sum(sizes.values()), shown(file))
+            arrays = {}
+            for name, entry in entries.items():
+                with archive.open(entry) as opened:
+                    arrays[name] = np.lib.format.read_array(opened, allow_pickle=False)
+            return arrays, in_file
+    except DataError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise nearly anything when a file is damaged
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{shown(file)} cannot be read as an .npz file of plain arrays ({shown(reason)})") from error
+
+
+def _claimed_bytes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> int:
+    """How much memory an array needs by its header, which must agree with the size of its file."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} is compressed by a method that numpy does not use")
+    if entry.file_size > 1100 * entry.compress_size + 1100:  # deflate packs 1,032 bytes into one at most
+        raise ValueError(f"{name} claims to have {entry.file_size} bytes, packed into {entry.compress_size}")
+    with archive.open(entry) as opened:
+        version = np.lib.format.read_magic(opened)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(opened)
+        start = opened.tell()
+    if dtype.hasobject:
+        raise ValueError(f"{name} has Python objects")
+    count = math.prod(shape)
+    if any(size < 0 for size in shape) or count * dtype.itemsize != entry.file_size - start:
+        raise ValueError(f"{name} claims to have shape {shape}, which is not the size of its content")
+    return count * dtype.itemsize
+
+
+def _arrays(x: np.ndarray, y: np.ndarray, what: str) -> tuple[Tensor, Tensor]:
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.ndim != 4 or x.dtype.kind not in "uif":
+        raise DataError(f"{what} expected x of shape (N, H, W) or (N, C, H, W) and numbers, got {x.shape} of {x.dtype}")
+    if y.ndim != 1 or y.dtype.kind not in "ui":
+        raise DataError(f"{what} expected y to be whole numbers, one for each image, got {y.shape} of {y.dtype}")
+    if not len(x) or not len(y):
+        raise DataError(f"{what} has no images")
+    if not x.size:
+        raise DataError(f"{what} expected images with pixels, got x of shape {x.shape}")
+    if int(y.max()) >= _MOST_CLASSES:
+        raise DataError(f"{what} expected labels below {_MOST_CLASSES}, got {int(y.max())}; number the classes 0, 1, 2, ...")
+    if x.dtype.kind == "f":
+        largest = max(-x.min(), x.max())  # NaN if any is
+        if not np.isfinite(largest):
+            raise DataError(f"{what} has pixels that are NaN or infinite; remove these images, or replace the pixels")
+        if largest > np.finfo(np.float32).max:
+            raise DataError(f"{what} has pixels of up to {largest:.1e}, beyond the range of float32; scale them to 0..1")
+    pixels = x if x.dtype == np.uint8 else x.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(y.astype(np.int64))
