@@ -241,8 +241,10 @@ class Polynomial(Kernel):
 
     def __init__(self, degree: int, offset: float = 0.0) -> None:
         super().__init__()
-        if not isinstance(degree, int) or not 1 <= degree <= 1000:
-            raise ConfigError(f"Polynomial expected an integer degree >= 1 and at most 1000, got {degree!r}")
+        if not isinstance(degree, int) or degree < 1:
+            raise ConfigError(f"Polynomial expected an integer degree >= 1, got {degree!r}")
+        if degree > 1000:
+            raise ConfigError(f"Polynomial expected a degree of at most 1000, got {_short(degree)}")
         if not 0 <= _number(offset) <= _WIDEST:
             raise ConfigError(f"Polynomial expected a finite offset >= 0 (for a positive definite kernel), got {offset!r}")
         self.degree = degree

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..network import Classifier
 from ..progress import Report, progress
 from ..runs import Run
@@ -116,6 +116,11 @@ class KeepBest(Callback):
 
     def __init__(self) -> None:
         self.best: dict[str, Tensor] = {}
+
+    def on_train_start(self, training: Training) -> None:
+        shapes = {name: value.shape for name, value in training.net.state_dict().items()}
+        if self.best and {name: value.shape for name, value in self.best.items()} != shapes:
+            raise DataError("the checkpoint has the best weights of another network; delete it to start again")
 
     def on_validation_end(self, training: Training, record: Record) -> None:
         best = best_validation(training.history)

@@ -31,8 +31,10 @@ class GaussianPool2d(nn.Module):
                 raise ConfigError(f"GaussianPool2d expected one integer as {name}, the same for both axes, got {number!r}")
         self.stride = stride
         wanted = self.stride / 2**0.5 if sigma is None else sigma
-        if not isinstance(wanted, (int, float)) or not 1e-12 <= wanted <= 1e12:
-            raise ConfigError(f"GaussianPool2d expected a positive sigma, from 1e-12 to 1e12, got {sigma!r}")
+        if not isinstance(wanted, (int, float)) or not wanted > 0:
+            raise ConfigError(f"GaussianPool2d expected a positive sigma, got {sigma!r}")
+        if not 1e-12 <= wanted <= 1e12:
+            raise ConfigError(f"GaussianPool2d expected a sigma from 1e-12 to 1e12, got {str(sigma)[:30]}")
         self.sigma = float(wanted)
         self.kernel_size = 2 * stride + 1 if kernel_size is None else kernel_size
         self.padding = (self.kernel_size - 1) // 2 if padding is None else padding
