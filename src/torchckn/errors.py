@@ -56,6 +56,14 @@ class TranslationError(CKNError):
     """
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch or Python could not get memory; torch says so in words where it has no class of its own for it."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    texts = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc", "could not create a memory")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
 def unknown_name(what: str, name: object, valid_names: Iterable[str], remedy: str = "") -> ConfigError:
     """The error for a name that is not one of ``valid_names``, with the closest match."""
     valid = sorted(valid_names)

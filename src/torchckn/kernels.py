@@ -243,7 +243,9 @@ class Polynomial(Kernel):
         super().__init__()
         if not isinstance(degree, int) or degree < 1:
             raise ConfigError(f"Polynomial expected an integer degree >= 1, got {degree!r}")
-        if not 0 <= _number(offset) < math.inf:
+        if degree > 1000:
+            raise ConfigError(f"Polynomial expected a degree of at most 1000, got {_short(degree)}")
+        if not 0 <= _number(offset) <= _WIDEST:
             raise ConfigError(f"Polynomial expected a finite offset >= 0 (for a positive definite kernel), got {offset!r}")
         self.degree = degree
         self.offset = float(offset)
@@ -444,15 +446,27 @@ def _channel_dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([(x * y).sum(1, keepdim=True) for x, y in zip(a.split(rows), b.split(rows), strict=True)])
 
 
+#: the largest bandwidth and, inverted, the smallest: their squares and their inverses are numbers in float32
+_WIDEST = 1e12
+
+
 def _positive(kernel: str, argument: str, value: Any) -> float:
-    if not 0 < _number(value) < math.inf:
-        raise ConfigError(f"{kernel} expected a positive, finite {argument}, got {value!r}")
-    return float(value)
+    number = _number(value)
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{kernel} expected a positive, finite {argument}, got {_short(value)}")
+    if not 1 / _WIDEST <= number <= _WIDEST:
+        raise ConfigError(f"{kernel} expected {argument} from {1 / _WIDEST:g} to {_WIDEST:g}, got {_short(value)}")
+    return number
+
+
+def _short(value: Any) -> str:
+    """For a message, without the digits that an integer may have."""
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > 2**64 else repr(value)
 
 
 def _number(value: Any) -> float:
     """``value`` as a float; NaN if it is not a number."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan

@@ -126,13 +126,19 @@ class Run:
         write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
         self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
 
-    def save_checkpoint(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Keep this checkpoint and the one before it, whichever moment the process is killed at."""
+    def save_checkpoint(
+        self, tensors: dict[str, Tensor], facts: dict[str, Any], history: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Keep this checkpoint and the one before it, whichever moment the process is killed at.
+
+        The history is kept with it, because the next step may depend on it, and the file of metrics has no digest.
+        """
         self._require_folder()
         last, previous = (self.folder / "checkpoint" / f"{name}.safetensors" for name in CHECKPOINTS)
         if last.exists():
             os.replace(last, previous)
-        write_tensors(last, "checkpoint", facts, tensors)
+        text = bytearray(json.dumps(list(history)).encode())
+        write_tensors(last, "checkpoint", facts, tensors | {"history": torch.frombuffer(text, dtype=torch.uint8)})
 
     def save_filters(self, step: int, filters: Tensor) -> None:
         """The first layer's filters, for pictures."""
@@ -175,11 +181,37 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The configuration of a run."""
     file = Path(folder) / "config.toml"
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{folder} is not a run folder: it has no config.toml") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+    _require_plain(file, config)
+    required = {"training": dict, "classes": list, "image_shape": list, "preprocessing": dict} if "settings" in config else {}
+    for name, kind in (required | {"training": dict, "settings": dict, "network": str}).items():
+        if name in required and name not in config:
+            raise DataError(f"{file} is not a run's configuration: it does not have {name}")
+        _require_kind(file, config, name, kind)
+    for name, kind in (("method", str), ("steps", int)):
+        _require_kind(file, config.get("training", {}), name, kind)
+    for name in ("network", "kind", "data"):
+        _require_kind(file, config.get("settings", {}), name, str)
+    return config
+
+
+def _require_plain(file: Path, value: Any) -> None:
+    """An error for what only TOML has, such as dates: a run has numbers, texts, lists and tables."""
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _require_plain(file, item)
+    elif not isinstance(value, (str, int, float)):
+        raise DataError(f"{file} expected numbers, texts and lists of them, got the {type(value).__name__} {value}")
+
+
+def _require_kind(file: Path, content: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> None:
+    value = content.get(name)
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise DataError(f"{file} has another {name} than a run has, got {str(value)[:60]!r}")
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -214,11 +246,18 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
             damage = damage or error
             continue
         if damage:
+            damaged = path.with_name(f"{CHECKPOINTS[0]}.safetensors")
+            os.replace(damaged, damaged.with_name("damaged.safetensors"))  # or it would become the one before the next
             warnings.warn(f"{damage}. The run continues from the checkpoint before it, {path}", stacklevel=2)
         return tensors, facts
     if damage:
         raise DataError(f"{damage}, and there is no checkpoint before it; delete {path.parent} to start again") from damage
     return None
+
+
+def read_history(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """The records of all steps up to a checkpoint, from its tensors."""
+    return json.loads(tensors["history"].numpy().tobytes())
 
 
 def read_result(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -228,6 +267,11 @@ def read_result(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
         content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         if content is not None and not isinstance(content, dict):
             raise ValueError(f"expected a table of names and values, got {type(content).__name__}")
+        for name in ("lam", "seconds", "steps", "test_accuracy"):
+            _require_kind(file, content or {}, name, (int, float))
+        for name in ("start", "head"):
+            _require_kind(file, content or {}, name, dict)
+            _require_kind(file, (content or {}).get(name) or {}, "accuracy", (int, float))
         return content
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} is damaged ({error}); delete it, and resume the run to have it again") from error

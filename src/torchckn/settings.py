@@ -113,5 +113,5 @@ def read_settings(file: Path, what: str = "--config") -> dict[str, Any]:
         raise ConfigError(f"{file} is not UTF-8 text; save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: a number of very many digits
         raise ConfigError(f"{file} is not valid TOML: {error}") from None

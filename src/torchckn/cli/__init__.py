@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..errors import CKNError, ConfigError, Interrupted
+from ..errors import CKNError, ConfigError, Interrupted, is_out_of_memory
 from .data import data_app
 from .experiments import reproduce
 from .networks import bench, translate, zoo
@@ -46,17 +46,16 @@ def main() -> None:
     except CKNError as error:
         _complain(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except MemoryError as error:
-        _complain(
-            f"there is not enough memory ({error or 'out of memory'}); use fewer filters, smaller batches or fewer images"
-        )
-        sys.exit(1)
     except OSError as error:
         _complain(f"{error.strerror}: {error.filename}" if error.filename else str(error))
         sys.exit(1)
     except Exception as error:
         if os.environ.get("TORCHCKN_DEBUG"):
             raise
+        if is_out_of_memory(error):
+            what = str(error).splitlines()[0] if str(error) else "out of memory"
+            _complain(f"there is not enough memory ({what}); use fewer filters, smaller batches or fewer images")
+            sys.exit(1)
         what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         _complain(f"unexpected {what}. This is a bug: please report it, with the traceback that TORCHCKN_DEBUG=1 shows")
         sys.exit(1)

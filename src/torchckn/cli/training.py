@@ -120,7 +120,10 @@ def _asked_for(network: str | None, config: Path | None, given: dict[str, Any]) 
 def _resolved(network: str) -> str:
     """A network with the whole path of its file, if it has one: a run can be resumed from any folder."""
     file, colon, name = network.rpartition(":")
-    return f"{Path(file).resolve()}:{name}" if colon else network
+    try:
+        return f"{Path(file).resolve()}:{name}" if colon else network
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a character that no path has
+        raise ConfigError(f"{network!r} cannot be the path of a file: {error}; expected file.py:ClassName") from None
 
 
 def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settings:

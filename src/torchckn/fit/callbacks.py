@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..network import Classifier
 from ..progress import Report, progress
 from ..runs import Run
@@ -117,6 +117,11 @@ class KeepBest(Callback):
     def __init__(self) -> None:
         self.best: dict[str, Tensor] = {}
 
+    def on_train_start(self, training: Training) -> None:
+        shapes = {name: value.shape for name, value in training.net.state_dict().items()}
+        if self.best and {name: value.shape for name, value in self.best.items()} != shapes:
+            raise DataError("the checkpoint has the best weights of another network; delete it to start again")
+
     def on_validation_end(self, training: Training, record: Record) -> None:
         best = best_validation(training.history)
         if best is not None and best["step"] == record["step"]:
@@ -192,11 +197,11 @@ class Checkpoints(Callback):
 
     def on_train_start(self, training: Training) -> None:
         if training.step == 0:
-            self.run.save_checkpoint(*training.state())
+            self.run.save_checkpoint(*training.state(), training.history)
 
     def on_step_end(self, training: Training, record: Record) -> None:
         if training.step % self.every == 0 or training.is_stopping:
-            self.run.save_checkpoint(*training.state())
+            self.run.save_checkpoint(*training.state(), training.history)
 
 
 class TensorBoard(Callback):

@@ -23,6 +23,8 @@ TRAINING_HEADINGS = (TRAINING, ULR, CLASSIFIER, FILTERS, KEEPING)
 
 #: training steps, unless steps or epochs are given
 STEPS = 500
+#: steps, epochs, or images at a time that anybody may ask for
+MOST = 10**9
 #: batch size, unless one is given or there are fewer images
 BATCH_SIZE = 256
 
@@ -76,8 +78,8 @@ class MethodOptions(Config):
     @field_validator("chunk")
     @classmethod
     def _some_images(cls, chunk: Chunk) -> Chunk:
-        if isinstance(chunk, int) and chunk < 1:
-            raise ConfigError(f"chunk: expected at least one image, 'auto' or 'all', got {chunk!r}")
+        if isinstance(chunk, int) and not 1 <= chunk <= MOST:
+            raise ConfigError(f"chunk: expected at least one image and at most {MOST}, 'auto' or 'all', got {chunk!r}")
         return chunk
 
 
@@ -100,8 +102,11 @@ class TrainConfig(MethodOptions):
         f"Training steps, one mini-batch each; {STEPS} by default. 0: unsupervised filters and a classifier.",
         heading=TRAINING,
         ge=0,
+        le=MOST,
     )
-    epochs: int | None = option(None, "Passes over the training images, instead of steps.", heading=TRAINING, ge=0)
+    epochs: int | None = option(
+        None, "Passes over the training images, instead of steps.", heading=TRAINING, ge=0, le=MOST
+    )
     batch_size: int | None = option(
         None, f"{BATCH_SIZE} by default, or all images if there are fewer.", heading=TRAINING, ge=1
     )

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..errors import DataError, NumericalError
+from ..errors import DataError, NumericalError, is_out_of_memory
 from ..network import CKN, Classifier
-from ..runs import Run, read_checkpoint, read_metrics, read_result
+from ..runs import Run, read_checkpoint, read_history, read_metrics, read_result
 from ..storage import load_weights, save
 from .batches import TrainingBatches
 from .callbacks import Callback
@@ -124,22 +124,35 @@ class TrainingLoop:
         """Fit filters and classifier where that was not done before; or go back to the last checkpoint."""
         checkpoint = read_checkpoint(self.run.folder) if self.run else None
         clock = time.perf_counter()
-        if checkpoint is None:
-            self._fit_start()
-        else:
-            self.net.load_state_dict(_part(checkpoint[0], "net."))
-        if self.steps:
-            self.method = self.method_class(self.net, self.config)
         if checkpoint is not None:
-            self._restore(*checkpoint)
+            self._continue_from(*checkpoint)
             self._tell("on_train_start")
             return
+        self._fit_start()
+        if self.steps:
+            self.method = self.method_class(self.net, self.config)
         self.seconds += time.perf_counter() - clock
         first = {"step": 0, **self._validation(), "seconds": self.seconds}
         self.history.append(first)
         self._tell("on_train_start")
         if "valid_accuracy" in first:
             self._tell("on_validation_end", first)
+
+    def _continue_from(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Back to a checkpoint; a :class:`DataError` if it is not one of such a run."""
+        assert self.run is not None
+        try:
+            self.net.load_state_dict(_part(tensors, "net."))
+            if self.steps:
+                self.method = self.method_class(self.net, self.config)
+            self._restore(tensors, facts)
+        except _NOT_A_CHECKPOINT as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            folder = self.run.folder / "checkpoint"
+            raise DataError(
+                f"the checkpoint in {folder} is not one of this run ({type(error).__name__}: {reason}); delete {folder} to start "
+                "again"
+            ) from error
 
     def _fit_start(self) -> None:
         net, config = self.net, self.config
@@ -177,7 +190,7 @@ class TrainingLoop:
                         f"{error}. Try a smaller learning rate (lr), a larger tau or eps, or float64", before, error
                     )
                 except (MemoryError, RuntimeError) as error:
-                    if not _is_out_of_memory(error):
+                    if not is_out_of_memory(error):
                         raise
                     chunk = "a smaller chunk (chunk=32 instead of 128, say) or a smaller batch_size"
                     self._give_up(f"there is not enough memory. Try {chunk}", before, error)
@@ -214,7 +227,11 @@ class TrainingLoop:
     def _finished_result(self, run: Run) -> TrainResult:
         """The network and the result of a run that is finished."""
         load_weights(self.net, run.model_path)
-        return TrainResult.from_json(read_result(run.folder) or {}, read_metrics(run.folder))
+        try:
+            return TrainResult.from_json(read_result(run.folder) or {}, read_metrics(run.folder))
+        except (KeyError, TypeError) as error:
+            file = run.folder / "result.json"
+            raise DataError(f"{file} is not the result of a training ({error!r}); delete it, and resume the run") from error
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:
@@ -279,8 +296,8 @@ class TrainingLoop:
         tensors = self.method.state() if self.method else net_state(self.net)
         tensors |= {f"epoch.{name}": value for name, value in self.epoch_state.items()}
         tensors |= {f"batches.{name}": value for name, value in self.batches.state().items()}
-        for i, callback in enumerate(self.callbacks):
-            tensors |= {f"callback.{i}.{name}": value.clone() for name, value in callback.state().items()}
+        for key, callback in self._callbacks_by_name():
+            tensors |= {f"{key}{name}": value.clone() for name, value in callback.state().items()}
         tensors["generator"] = self.generator.get_state()
         tensors["torch_generator"] = torch.get_rng_state()  # of dropout and the like
         facts = {
@@ -295,37 +312,49 @@ class TrainingLoop:
         }
         return tensors, facts
 
+    def _callbacks_by_name(self) -> Iterator[tuple[str, Callback]]:
+        """Each callback with a key that does not depend on other callbacks, which a resumed run may have or not."""
+        names = [type(callback).__name__ for callback in self.callbacks]
+        for i, callback in enumerate(self.callbacks):
+            yield f"callback.{names[i]}.{names[:i].count(names[i])}.", callback
+
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if self.method:
             self.method.restore(tensors)
         self.epoch_state = _part(tensors, "epoch.")
         self.batches.restore(_part(tensors, "batches."))
-        for i, callback in enumerate(self.callbacks):
-            callback.restore(_part(tensors, f"callback.{i}."))
+        for key, callback in self._callbacks_by_name():
+            callback.restore(_part(tensors, key))
         self.generator.set_state(tensors["generator"])
         torch.set_rng_state(tensors["torch_generator"])
-        self.step, self.lr, self.scale = facts["step"], facts["lr"], facts["scale"]
-        self.seconds, self.epoch_accuracy = facts["seconds"], facts["epoch_accuracy"]
+        self.step, self.scale, self.seconds = (_number(facts[name]) for name in ("step", "scale", "seconds"))  # type: ignore[assignment]
+        self.lr, self.epoch_accuracy = (
+            None if facts[name] is None else _number(facts[name]) for name in ("lr", "epoch_accuracy")
+        )
+        if not isinstance(self.step, int) or not 0 <= self.step <= self.steps:
+            raise ValueError(f"step {self.step} of {self.steps}")
         self.stop_reason = facts["stop_reason"] if facts["steps"] == self.steps else None  # it is trained further now
         self.start = HeadFit.from_json(facts["start"]) if facts["start"] else None
-        if self.run:  # steps after the checkpoint will be made again
-            self.history = [record for record in read_metrics(self.run.folder) if record["step"] <= self.step]
+        self.history = list(read_history(tensors))
 
     def _give_up(self, why: str, before: tuple[dict[str, Tensor], dict[str, Any]], error: BaseException) -> NoReturn:
         assert self.method is not None
         self.method.restore(before[0])
         saved = "The network is as it was before that step."
         if self.run:
-            self.run.save_checkpoint(*before)
+            self.run.save_checkpoint(*before, self.history)
             saved += f" Its state is kept in {self.run.folder}."
         raise NumericalError(f"step {self.step + 1} failed: {why}, in a new run. {saved}") from error
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch or Python could not get memory; torch says so in words where it has no class of its own for it."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return any(text in str(error) for text in ("can't allocate memory", "not enough memory", "Cannot allocate memory"))
+#: what a checkpoint that is none of the run's may raise while training goes back to it
+_NOT_A_CHECKPOINT = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"expected a number, got {value!r}")
+    return value
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ from .node import Node, Shape, numel
 
 #: a network stores its layers in an nn.ModuleDict, whose attributes cannot be names of nodes
 _MODULES = nn.ModuleDict()
+#: numbers that a node may give per image: one GB in float32
+_MOST_VALUES = 2**28
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Graph:
                     )
                 pixels.add(node.name)
             shapes[node.name] = node.output_shape(*(shapes[name] for name in node.inputs))
+            if numel(shapes[node.name]) > _MOST_VALUES:
+                raise ConfigError(
+                    f"node {node.name!r} gives {numel(shapes[node.name])} numbers per image, expected at most {_MOST_VALUES}; "
+                    "check its padding and its size"
+                )
         used = {name for node in self.nodes for name in node.inputs}
         unused = [node.name for node in self.nodes[:-1] if node.name not in used]
         if unused:

@@ -136,7 +136,7 @@ class Conv(WindowNode, KernelNode):
                 f"node {self.name!r} expected 1x1 filters, stride 1, no padding and one group, as an identity, got "
                 f"{self._window_label()}, groups={self.groups}"
             )
-        if self.groups < 1 or channels % self.groups or self.filters % self.groups:
+        if type(self.groups) is not int or self.groups < 1 or channels % self.groups or self.filters % self.groups:
             raise ConfigError(
                 f"node {self.name!r} expected a number of groups that divides {channels} channels and {self.filters} filters, "
                 f"got {self.groups}"

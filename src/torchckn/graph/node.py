@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from ..errors import ConfigError, unknown_name
@@ -44,6 +44,8 @@ class Node:
                 object.__setattr__(self, attribute.name, value.spec())
             elif isinstance(value, list):
                 object.__setattr__(self, attribute.name, tuple(value))
+        if not isinstance(self.inputs, tuple) or not all(isinstance(name, str) for name in self.inputs):
+            raise ConfigError(f"node {self.name!r} expected the names of nodes as inputs, got {self.inputs!r}")
 
     def output_shape(self, *shapes: Shape) -> Shape:
         raise TypeError(f"{type(self).__name__} must define output_shape")
@@ -85,8 +87,16 @@ class Node:
             raise ConfigError(f"operation {op} cannot be built from {fields}: {error}") from error
 
 
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
+
+
+#: of a weight or a mean; it is far from what overflows in float32
+LARGEST_NUMBER = 1e18
+
+
 def numel(shape: Shape) -> int:
-    return int(torch.Size(shape).numel())
+    return math.prod(shape)
 
 
 def only(node: Node, shapes: Sequence[Shape]) -> Shape:

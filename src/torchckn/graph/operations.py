@@ -11,14 +11,18 @@ from torch import nn
 
 from ..errors import ConfigError
 from ..kernels import Kernel
-from ..nn.geometry import Pair, pair
+from ..nn.geometry import Pair, conv_output_size, pair
 from ..nn.layers import KernelSum
 from ..nn.normalize import Normalization, Standardization
 from ..nn.pooling import GaussianPool2d
 from ..nn.whitening import Whitening
 from .grams import PairGrams
 from .layers import WindowNode
-from .node import Node, Shape, as_image, numel, only
+from .node import Node, Shape, as_image, is_number, numel, only
+
+
+#: side of the window of a Gaussian pooling
+_LARGEST_WINDOW = 2**14
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,18 @@ class GaussianPool(_OnPositions):
     kernel_size: int | None = field(default=None, kw_only=True)
     padding: int | None = field(default=None, kw_only=True)
 
+    def output_shape(self, *shapes: Shape) -> Shape:
+        channels, *size = as_image(self, only(self, shapes))
+        pool = GaussianPool2d(self.stride, self.sigma, self.kernel_size, self.padding)
+        window, stride, padding = ((n, n) for n in (pool.kernel_size, pool.stride, pool.padding))
+        rows, columns = conv_output_size((size[0], size[1]), window, stride, padding, (1, 1))
+        if min(rows, columns) < 1 or pool.kernel_size > _LARGEST_WINDOW:
+            raise ConfigError(
+                f"node {self.name!r} expected images of at least one {window} window, and windows of at most {_LARGEST_WINDOW} "
+                f"pixels, got {size[0]}x{size[1]}"
+            )
+        return (channels, rows, columns)
+
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         return GaussianPool2d(self.stride, self.sigma, self.kernel_size, self.padding)
 
@@ -102,6 +118,11 @@ class Pad(_OnPositions):
     """Zeros around the image: left, right, top, bottom."""
 
     padding: tuple[int, int, int, int] = field(default=(0, 0, 0, 0), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.padding, tuple) or len(self.padding) != 4 or not all(type(n) is int for n in self.padding):
+            raise ConfigError(f"node {self.name!r} expected four integers as padding, got {self.padding!r}")
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
         return nn.ZeroPad2d(self.padding)
@@ -183,7 +204,7 @@ class DirectSum(Node):
     def output_shape(self, *shapes: Shape) -> Shape:
         if not shapes or len({shape[1:] for shape in shapes}) > 1:
             raise ConfigError(f"node {self.name!r} expected inputs that differ in their channels only, got {list(shapes)}")
-        if self.weights is not None and len(self.weights) != len(shapes):
+        if self.weights is not None and (len(self.weights) != len(shapes) or not all(map(is_number, self.weights))):
             raise ConfigError(
                 f"node {self.name!r} expected one weight per input, {len(shapes)} in total, got {self.weights}"
             )
@@ -214,7 +235,8 @@ class Standardize(Node):
 
     def output_shape(self, *shapes: Shape) -> Shape:
         channels = as_image(self, only(self, shapes))[0]
-        if len(self.mean) != channels or len(self.std) != channels or not all(s > 0 for s in self.std):
+        numbers = all(map(is_number, (*self.mean, *self.std))) and all(s > 0 for s in self.std)
+        if len(self.mean) != channels or len(self.std) != channels or not numbers:
             raise ConfigError(
                 f"node {self.name!r} expected a mean and a positive std for each of {channels} channels, got mean {self.mean} "
                 f"and std {self.std}"

@@ -52,7 +52,7 @@ def check_method(method: str) -> tuple[str, int]:
     check_choice("inverse square root method", name, RootMethod)
     if not colon:
         return name, ITERATIONS
-    if name != "newton" or not number.isdecimal() or not 0 < int(number) < 10_000:
+    if name != "newton" or not number.isdecimal() or len(number) > 4 or not int(number):
         raise ConfigError(
             f"inverse_sqrt: expected a number of iterations for newton only, as in 'newton:50', got {method!r}"
         )

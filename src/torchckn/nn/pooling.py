@@ -30,9 +30,12 @@ class GaussianPool2d(nn.Module):
             if number is not None and (not isinstance(number, int) or number < (name != "padding")):
                 raise ConfigError(f"GaussianPool2d expected one integer as {name}, the same for both axes, got {number!r}")
         self.stride = stride
-        self.sigma = self.stride / 2**0.5 if sigma is None else float(sigma)
-        if not self.sigma > 0:
+        wanted = self.stride / 2**0.5 if sigma is None else sigma
+        if not isinstance(wanted, (int, float)) or not wanted > 0:
             raise ConfigError(f"GaussianPool2d expected a positive sigma, got {sigma!r}")
+        if not 1e-12 <= wanted <= 1e12:
+            raise ConfigError(f"GaussianPool2d expected a sigma from 1e-12 to 1e12, got {str(sigma)[:30]}")
+        self.sigma = float(wanted)
         self.kernel_size = 2 * stride + 1 if kernel_size is None else kernel_size
         self.padding = (self.kernel_size - 1) // 2 if padding is None else padding
 

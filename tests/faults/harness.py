@@ -1,0 +1,63 @@
+"""A process with limits of memory and time that tries one fault after another, and says what each led to."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+MEMORY = 3 * 2**30
+#: seconds that a single fault may take, on a busy machine
+PATIENCE = 60.0
+
+
+def environment() -> dict[str, str]:
+    """For a process that imports these sources and these tests, with one thread."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def limit_memory() -> None:
+    """Let this process have 3 GB, and no more."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+
+
+def in_a_process(module: str, *arguments: object, timeout: float) -> list[tuple[str, str]]:
+    """Run ``tests.faults.<module>``, and give what :func:`try_all` printed there: faults and outcomes."""
+    command = [sys.executable, "-m", f"tests.faults.{module}", *map(str, arguments)]
+    done = subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout, preexec_fn=limit_memory
+    )
+    assert done.returncode == 0, f"the process ended with {done.returncode}: {done.stderr[-3000:]}"
+    return [(fault, outcome) for fault, outcome in map(json.loads, done.stdout.splitlines())]
+
+
+def try_all(faults: Iterable[tuple[str, Callable[[], str]]]) -> None:
+    """Try each fault, and print its name and outcome as a line of JSON."""
+    for name, attempt in faults:
+        start = time.perf_counter()
+        try:
+            outcome = attempt()
+        except BaseException as error:
+            outcome = f"FAILED {type(error).__name__}: {str(error)[:300]}"
+        seconds = time.perf_counter() - start
+        if seconds > PATIENCE:
+            outcome = f"FAILED took {seconds:.0f} s: {outcome}"
+        print(json.dumps([name, outcome]), flush=True)
+
+
+def require_none_failed(what: str, outcomes: list[tuple[str, str]], expected: int) -> None:
+    """Print how many faults there were and what they led to; an error if one led to what it must not."""
+    counts = Counter(outcome for _, outcome in outcomes if not outcome.startswith("FAILED"))
+    failed = [f"{name} -> {outcome}" for name, outcome in outcomes if outcome.startswith("FAILED")]
+    parts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    print(f"FAULTS {what}: {len(outcomes)} tried, {parts}, {len(failed)} failed")
+    assert not failed, "\n".join(failed[:40])
+    assert len(outcomes) == expected

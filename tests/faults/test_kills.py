@@ -1,0 +1,192 @@
+"""Runs that are killed, at every write and at random moments, stopped by signals, and resumed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchckn import runs
+from torchckn.storage import KIND, read_tensors
+
+from .harness import environment
+
+STEPS = 4
+OPTIONS = ["--filters", "3", "--batch-size", "32", "--patches", "50", "--lambdas", "0.01,0.001", "--lr", "0.01", "--quiet"]
+OPTIONS += ["--checkpoint-every", "2"]
+
+
+def start(folder: Path, digits: Path, steps: int = STEPS) -> list[str]:
+    return ["train", "lenet1", "--data", str(digits), "--steps", str(steps), *OPTIONS, "--run", str(folder)]
+
+
+def go_on(folder: Path, digits: Path, steps: int = STEPS) -> list[str]:
+    """How a run is continued: resumed if it has got as far as a configuration, else started."""
+    return ["train", "--resume", str(folder), "--quiet"] if (folder / "config.toml").exists() else start(folder, digits, steps)
+
+
+def process(arguments: list[str], kill_at: int | None = None) -> subprocess.Popen[str]:
+    module = ["torchckn"] if kill_at is None else ["tests.faults.killing", str(kill_at)]
+    command = [sys.executable, "-m", *module, *arguments]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(arguments: list[str], kill_at: int | None = None) -> tuple[int, str, str]:
+    running = process(arguments, kill_at)
+    out, err = running.communicate(timeout=300)
+    return running.returncode, out, err
+
+
+def content(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """The weights and the metrics, but for the time they took."""
+    metrics = [{k: v for k, v in record.items() if k != "seconds"} for record in runs.read_metrics(folder)]
+    return read_tensors(folder / "model" / "model.safetensors", KIND)[1], metrics
+
+
+def require_same(folder: Path, expected: tuple[dict[str, torch.Tensor], list[dict[str, Any]]]) -> None:
+    weights, metrics = content(folder)
+    assert metrics == expected[1]
+    assert weights.keys() == expected[0].keys()
+    assert all(torch.equal(value, expected[0][name]) for name, value in weights.items())
+    assert (folder / "result.json").exists()
+    assert not list(folder.rglob("*.torchckn-partial")), "half-written files were left"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> tuple[Any, int, int]:
+    """What a run gives that nobody disturbs, how often it writes, and how often it does when it is resumed half-way."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    status, out, err = finished(start(folder / "run", few_digits), kill_at=0)
+    assert status == 0, err
+    writes = int(out.split()[-1])
+    assert writes > 30
+    assert finished(start(folder / "half", few_digits), kill_at=writes // 2)[0] == 9
+    status, out, err = finished(go_on(folder / "half", few_digits), kill_at=0)
+    assert status == 0, err
+    return content(folder / "run"), writes, int(out.split()[-1])
+
+
+def kills_at_writes(folder: Path, digits: Path, undisturbed: tuple[Any, int, int], points: list[tuple[int, int]]) -> int:
+    """Kill a new run at one write, the run that continues it at another, and finish it; the number of kills."""
+    expected, kills = undisturbed[0], 0
+    for first, second in points:
+        run = folder / f"run-{first}-{second}"
+        status, _, err = finished(start(run, digits), kill_at=first)
+        assert status == 9, (first, err)
+        status, _, err = finished(go_on(run, digits), kill_at=second)
+        assert status in (0, 9), (first, second, err)
+        kills += 1 + (status == 9)
+        if status == 9:
+            status, _, err = finished(go_on(run, digits))
+            assert status == 0, (first, second, err)
+        require_same(run, expected)
+        shutil.rmtree(run)
+    return kills
+
+
+def kills_at_random(folder: Path, digits: Path, times: int, seed: int, steps: int) -> int:
+    """Kill a run again and again at random moments, then let it finish."""
+    chance, run, kills = random.Random(seed), folder / f"run-{seed}", 0
+    clock = time.monotonic()
+    assert finished(start(folder / f"undisturbed-{seed}", digits, steps))[0] == 0
+    seconds = time.monotonic() - clock
+    while kills < times:
+        running = process(go_on(run, digits, steps))
+        try:
+            running.communicate(timeout=seconds * chance.uniform(0.3, 1.0))
+            assert running.returncode == 0
+            require_same(run, content(folder / f"undisturbed-{seed}"))
+            shutil.rmtree(run)  # it was done before it was killed: from the beginning
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.communicate()
+            kills += 1
+    status, _, err = finished(go_on(run, digits, steps))
+    assert status == 0, err
+    require_same(run, content(folder / f"undisturbed-{seed}"))
+    return kills
+
+
+def test_a_run_killed_at_some_of_its_writes_is_resumed_to_the_same_result(
+    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int]
+) -> None:
+    _, writes, later = undisturbed
+    some = random.Random(0).sample(range(1, writes + 1), 3)
+    kills = kills_at_writes(tmp_path, few_digits, undisturbed, [(n, 1 + n % later) for n in some])
+    print(f"FAULTS kills at writes, a sample: {kills} kills, {kills} equal results, 0 failed")
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_every_write_is_resumed_to_the_same_result(
+    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int]
+) -> None:
+    _, writes, later = undisturbed
+    points = [(n, 1 + (7 * n) % later) for n in range(1, writes + 1)]
+    kills = kills_at_writes(tmp_path, few_digits, undisturbed, points)
+    print(f"FAULTS kills at every write: {writes} writes, {kills} kills, {kills} equal results, 0 failed")
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_is_resumed_to_the_same_result(tmp_path: Path, few_digits: Path) -> None:
+    kills = sum(kills_at_random(tmp_path, few_digits, times=10, seed=seed, steps=40) for seed in range(11))
+    print(f"FAULTS kills at random moments: {kills} kills, {kills} equal results, 0 failed")
+
+
+def wait_for_lines(file: Path, lines: int, running: subprocess.Popen[str]) -> None:
+    while not file.exists() or len(file.read_bytes().splitlines()) < lines:
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_saves_stops_and_says_how_to_go_on(tmp_path: Path, few_digits: Path, name: str) -> None:
+    run = tmp_path / "run"
+    running = process(start(run, few_digits, steps=100_000))
+    wait_for_lines(run / "metrics.jsonl", 4, running)
+    running.send_signal(getattr(signal, name))
+    _, message = running.communicate(timeout=120)
+    assert running.returncode == 130
+    assert "training was interrupted after step" in message
+    assert f"torchckn train --resume {run}" in message.replace("\n", "")
+    checkpoint = runs.read_checkpoint(run)
+    assert checkpoint is not None
+    assert checkpoint[1]["step"] == runs.read_metrics(run)[-1]["step"] >= 3
+
+
+def test_ctrl_c_during_the_final_fit_says_where_it_stands(tmp_path: Path, few_digits: Path) -> None:
+    run, script = tmp_path / "run", tmp_path / "slow_fit.py"
+    script.write_text(
+        "import sys, time\n"
+        "from torchckn.fit import loop\n"
+        "fit, calls = loop.fit_head, []\n"
+        "def fit_head(*args, **kwargs):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 2:\n"
+        "        print('now', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    return fit(*args, **kwargs)\n"
+        "loop.fit_head = fit_head\n"
+        "sys.argv[0] = 'torchckn'\n"
+        "from torchckn.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, str(script), *start(run, few_digits)]
+    running = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "now\n"
+    running.send_signal(signal.SIGINT)
+    _, message = running.communicate(timeout=60)
+    assert running.returncode == 130
+    text = message.replace("\n", " ")
+    assert f"training was interrupted after step {STEPS} of {STEPS}, while the final classifier were fitted" in text
+    assert f"torchckn train --resume {run}" in text
+    status, _, err = finished(go_on(run, few_digits))
+    assert status == 0, err
