@@ -187,7 +187,9 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     _require_plain(file, config)
-    required = {"training": dict, "classes": list, "image_shape": list, "preprocessing": dict} if "settings" in config else {}
+    required = (
+        {"training": dict, "classes": list, "image_shape": list, "preprocessing": dict} if "settings" in config else {}
+    )
     for name, kind in (required | {"training": dict, "settings": dict, "network": str}).items():
         if name in required and name not in config:
             raise DataError(f"{file} is not a run's configuration: it does not have {name}")

@@ -47,8 +47,16 @@ PAIRS = st.tuples(SIZES, SIZES)
 @st.composite
 def nodes(draw: st.DrawFn, name: str, shape: tuple[int, ...], first: bool) -> Node:
     """A node that may follow an output of this shape; whether it fits is for the graph to say."""
-    window: dict[str, Any] = {"kernel_size": draw(PAIRS), "stride": draw(PAIRS), "padding": draw(st.tuples(*[st.integers(0, 2)] * 2))}
-    layer: dict[str, Any] = {"filters": draw(st.integers(1, 6)), "kernel": draw(KERNELS), "eps": draw(st.sampled_from([1e-3, 0.1]))}
+    window: dict[str, Any] = {
+        "kernel_size": draw(PAIRS),
+        "stride": draw(PAIRS),
+        "padding": draw(st.tuples(*[st.integers(0, 2)] * 2)),
+    }
+    layer: dict[str, Any] = {
+        "filters": draw(st.integers(1, 6)),
+        "kernel": draw(KERNELS),
+        "eps": draw(st.sampled_from([1e-3, 0.1])),
+    }
     layer |= {"inverse_sqrt": draw(st.sampled_from(["auto", "eigh", "newton:30"])), "trainable": draw(st.booleans())}
     channels = shape[0]
     identity = layer | {"filters": channels, "init": "identity"}
@@ -110,8 +118,12 @@ def test_what_is_built_is_saved_loaded_and_gives_equal_bits(drawn: tuple[Graph, 
 
 #: what fields of nodes are not, by kind of node
 WRONG: st.SearchStrategy[Any] = st.one_of(
-    st.sampled_from([None, "", "x", -1, 0, 2**70, 10**400, 1e308, float("nan"), float("inf"), (), (1,), (0, 0), (-1, -1), (1, 1, 1)]),
-    st.sampled_from([{}, {"name": "x"}, {"name": "RBFSphere", "sigma": 10**400}, [[1]], (2**40, 2**40), (2**40,) * 4, True, 0.5]),
+    st.sampled_from(
+        [None, "", "x", -1, 0, 2**70, 10**400, 1e308, float("nan"), float("inf"), (), (1,), (0, 0), (-1, -1), (1, 1, 1)]
+    ),
+    st.sampled_from(
+        [{}, {"name": "x"}, {"name": "RBFSphere", "sigma": 10**400}, [[1]], (2**40, 2**40), (2**40,) * 4, True, 0.5]
+    ),
 )
 
 

@@ -27,7 +27,6 @@ from filelock import FileLock
 
 from .. import runs
 from ..building import Images, build_network, load_images
-from ..data import Part
 from ..errors import CKNError, DataError, NumericalError
 from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import TrainResult, evaluate, fit_filters, fit_head, train
@@ -218,7 +217,7 @@ def _try(bench: _Bench, file: Path) -> Path:
     The classifier of the last step is that of a few images, and noisier for larger steps; it would favour small ones.
     After an interruption, the file has what was tried before.
     """
-    some = Part(*(values[:_TRIAL_IMAGES] for values in bench.images.train))
+    some = bench.images.train[:_TRIAL_IMAGES]
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     steps = bench.cell.extras["trial_steps"]
     for lr in (f"cosine:{number}" for number in bench.cell.extras["lrs"]):

@@ -68,8 +68,7 @@ def train(
         >>> from torchckn import data, train, translate, zoo
         >>> digits = data.load("mnist-mini")
         >>> ckn = translate(zoo.build("lenet1", filters=4), (1, 28, 28))
-        >>> some = data.Part(digits.train.images[:300], digits.train.labels[:300])
-        >>> result = train(ckn, some, lam=2**-10, steps=2, batch_size=32, patches=100)
+        >>> result = train(ckn, digits.train[:300], lam=2**-10, steps=2, batch_size=32, patches=100)
         >>> result.steps
         2
     """
