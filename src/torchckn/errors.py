@@ -60,7 +60,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch or Python could not get memory; torch says so in words where it has no class of its own for it."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    texts = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc", "could not create a memory")
+    texts = (
+        "can't allocate memory",
+        "not enough memory",
+        "Cannot allocate memory",
+        "std::bad_alloc",
+        "could not create a memory",
+    )
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 

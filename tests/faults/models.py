@@ -30,13 +30,33 @@ ODD: list[Any] = [
     *(None, True, False, "", "nan", "inf", "conv", "input", "../../etc/passwd", "[/bold]x", "<script>", "\x00", "é" * 100),
     *([], {}, [[]], [1000000, 1000000], [1000000, 1000000, 1000000, 1000000], [0, 0], [-1, -1], [1], [2, 2], [1, 1, 1, 1]),
     *(["first", "first"], ["input"], ["dense"], {"name": "RBFSphere"}, {"name": "RBFSphere", "sigma": 10**400}),
-    *({"name": "RBFSphere", "sigma": 1e200}, {"name": "RBFSphere", "sigma": 1e-200}, {"name": "Kernel"}, {"name": "_Cosine"}),
+    *(
+        {"name": "RBFSphere", "sigma": 1e200},
+        {"name": "RBFSphere", "sigma": 1e-200},
+        {"name": "Kernel"},
+        {"name": "_Cosine"},
+    ),
     *({"name": "Matern", "nu": 19.5, "sigma": 1e-200}, {"name": "Polynomial", "degree": 10**6, "offset": 1e308}),
     *({"name": "ArcCosine", "order": 10**400}, {"name": "ArcCosine", "order": "1"}, {"name": "nothing"}, "x" * 1999),
 ]
 #: stands for a list in a list in a list, and so on; the depth follows
 NESTED = "nested "
-NAMES = ["", ".", "a.b", "keys", "items", "forward", "__class__", "input", "weight", "[/bold]x", "<b>", "\x00", "a" * 1999, "é"]
+NAMES = [
+    "",
+    ".",
+    "a.b",
+    "keys",
+    "items",
+    "forward",
+    "__class__",
+    "input",
+    "weight",
+    "[/bold]x",
+    "<b>",
+    "\x00",
+    "a" * 1999,
+    "é",
+]
 
 
 def main(folder: Path, count: int) -> None:
@@ -134,7 +154,7 @@ def _named() -> Iterator[tuple[str, Callable[[Facts, Tensors], None]]]:
 
     def growing(facts: Facts, _: Tensors) -> None:
         pads = [{"op": "Pad", "name": f"p{i}", "padding": [2**24] * 4} for i in range(60)]
-        facts["graph"]["nodes"] = pads + [{"op": "AdaptiveAveragePool", "name": "mean"}]
+        facts["graph"]["nodes"] = [*pads, {"op": "AdaptiveAveragePool", "name": "mean"}]
 
     for classes in (10_000_000, 2**24, 0, -1, 2**60, True, "3", 3.0, None):
         yield f"classes = {classes!r}", fact("classes", classes)
@@ -145,7 +165,10 @@ def _named() -> Iterator[tuple[str, Callable[[Facts, Tensors], None]]]:
         yield f"{name}: padding of a million", node(name, padding=[1000000, 1000000])
         yield f"{name}: four paddings of a million", node(name, padding=[1000000] * 4)
         yield f"{name}: padding 2**24", node(name, padding=2**24)
-        yield f"{name}: window and padding of a million", node(name, kernel_size=[1000001, 1000001], padding=[500000, 500000])
+        yield (
+            f"{name}: window and padding of a million",
+            node(name, kernel_size=[1000001, 1000001], padding=[500000, 500000]),
+        )
     for digits in (20, 400, 4000, 10_000):
         yield f"an integer of {digits} digits", lambda f, _, d=digits: f.__setitem__("classes", _integer(d))  # type: ignore[misc]
         yield f"sigma of {digits} digits", lambda f, t, d=digits: node("first", kernel=_rbf(_integer(d)))(f, t)  # type: ignore[misc]
@@ -169,7 +192,13 @@ def _named() -> Iterator[tuple[str, Callable[[Facts, Tensors], None]]]:
         for key in ("report", "classes", "graph", "weights"):
             yield f"{key} nested {depth} levels", lambda f, _, k=key, d=depth: f.__setitem__(k, f"{NESTED}{d}")  # type: ignore[misc]
     for name in ("head.weight", "layers.first.weight", "scaling.norm", "scaling.mean", "layers.dense.weight", "lam"):
-        for what, value in (("NaN", float("nan")), ("inf", float("inf")), ("-inf", -float("inf")), ("0", 0.0), ("1e38", 1e38)):
+        for what, value in (
+            ("NaN", float("nan")),
+            ("inf", float("inf")),
+            ("-inf", -float("inf")),
+            ("0", 0.0),
+            ("1e38", 1e38),
+        ):
             yield f"{name} = {what}", lambda _, t, n=name, v=value: t.__setitem__(n, torch.full_like(t[n], v))  # type: ignore[misc]
         for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.uint8, torch.complex64):
             yield f"{name} of {dtype}", lambda _, t, n=name, d=dtype: t.__setitem__(n, t[n].to(d))  # type: ignore[misc]
@@ -262,7 +291,9 @@ def _odd_entry(chance: random.Random, facts: Facts) -> None:
             holder[chance.choice(["more", "", "op", "name", "__class__"])] = copy.deepcopy(chance.choice(ODD))
     else:
         entry = copy.deepcopy(chance.choice(holder))
-        chance.choice([lambda: holder.append(entry), holder.pop, holder.reverse, holder.clear, lambda: chance.shuffle(holder)])()
+        chance.choice(
+            [lambda: holder.append(entry), holder.pop, holder.reverse, holder.clear, lambda: chance.shuffle(holder)]
+        )()
 
 
 def _odd_tensor(chance: random.Random, tensors: Tensors) -> None:

@@ -30,7 +30,9 @@ def start(folder: Path, digits: Path, steps: int = STEPS) -> list[str]:
 
 def go_on(folder: Path, digits: Path, steps: int = STEPS) -> list[str]:
     """How a run is continued: resumed if it has got as far as a configuration, else started."""
-    return ["train", "--resume", str(folder), "--quiet"] if (folder / "config.toml").exists() else start(folder, digits, steps)
+    return (
+        ["train", "--resume", str(folder), "--quiet"] if (folder / "config.toml").exists() else start(folder, digits, steps)
+    )
 
 
 def process(arguments: list[str], kill_at: int | None = None) -> subprocess.Popen[str]:

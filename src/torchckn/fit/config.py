@@ -104,9 +104,7 @@ class TrainConfig(MethodOptions):
         ge=0,
         le=MOST,
     )
-    epochs: int | None = option(
-        None, "Passes over the training images, instead of steps.", heading=TRAINING, ge=0, le=MOST
-    )
+    epochs: int | None = option(None, "Passes over the training images, instead of steps.", heading=TRAINING, ge=0, le=MOST)
     batch_size: int | None = option(
         None, f"{BATCH_SIZE} by default, or all images if there are fewer.", heading=TRAINING, ge=1
     )

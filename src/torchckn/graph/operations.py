@@ -20,7 +20,6 @@ from .grams import PairGrams
 from .layers import WindowNode
 from .node import Node, Shape, as_image, is_number, numel, only
 
-
 #: side of the window of a Gaussian pooling
 _LARGEST_WINDOW = 2**14
 
