@@ -30,7 +30,7 @@ test: $(READY) ## the test suite, without the slow tests
 
 # One process after the other: some of these tests measure time.
 slow: $(READY) ## the tests that take minutes or measure time
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -rP
 
 lint: $(READY) ## style, formatting, and the direction of imports
 	$(BIN)/ruff check .

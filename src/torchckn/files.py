@@ -77,9 +77,14 @@ def _destination(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
+def partial_files(folder: Path, name: str = "*") -> list[Path]:
+    """What :func:`write_atomically` left in a folder when its process was killed, of files with this name."""
+    return [*folder.glob(f".{name}.*{_PARTIAL}")]
+
+
 def remove_partial_files(folder: Path) -> None:
     """Remove what :func:`write_atomically` left in a folder when its process was killed, and nothing else."""
-    for file in folder.glob(f".*{_PARTIAL}"):
+    for file in partial_files(folder):
         file.unlink(missing_ok=True)
 
 

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from .errors import ConfigError, DataError
-from .files import read_tensors, remove_partial_files, write_atomically, write_tensors
+from .files import partial_files, read_tensors, remove_partial_files, write_atomically, write_tensors
 
 #: the last checkpoint, and the one before it
 CHECKPOINTS = ("last", "previous")
@@ -78,6 +78,7 @@ class Run:
     def _begin(self, config: dict[str, Any], resume: bool, free: Collection[str]) -> None:
         config = _plain(config)
         if not (self.folder / "config.toml").exists():
+            remove_partial_files(self.folder)  # of a process that was killed before there was a run
             self._write_config(config)
             write_atomically(self.folder / "environment.json", _json(environment()))
             return
@@ -167,7 +168,8 @@ def _require_run_or_empty(folder: Path) -> None:
     """An error for a folder that has other things in it; it is left as it is."""
     if not folder.is_dir() or (folder / "config.toml").exists():
         return
-    others = [item.name for item in folder.iterdir() if item.name != ".lock"]
+    ours = {folder / ".lock", *partial_files(folder, "config.toml")}  # of a process that was killed before there was a run
+    others = [item.name for item in folder.iterdir() if item not in ours]
     if others:
         raise ConfigError(f"{folder} is not empty and not a run (it has {others[0]!r}); choose an empty or new folder")
 
@@ -194,8 +196,8 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         if name in required and name not in config:
             raise DataError(f"{file} is not a run's configuration: it does not have {name}")
         _require_kind(file, config, name, kind)
-    for name, kind in (("method", str), ("steps", int)):
-        _require_kind(file, config.get("training", {}), name, kind)
+    _require_kind(file, config.get("training", {}), "method", str)
+    _require_kind(file, config.get("training", {}), "steps", int)
     for name in ("network", "kind", "data"):
         _require_kind(file, config.get("settings", {}), name, str)
     return config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import shutil
@@ -26,10 +27,8 @@ OPTIONS: dict[str, Any] = {"steps": 6, "momentum": 0.9, "final_head": False, "ke
 def main(folder: Path, count: int) -> None:
     expected = trained(**OPTIONS)[0].state_dict()
     start, run = folder / "start", folder / "run"
-    try:
+    with contextlib.suppress(StopHereError):
         trained(run_dir=start, checkpoint_every=2, callbacks=[StopAfter(5)], **OPTIONS)
-    except StopHereError:
-        pass
     last = run / "checkpoint" / "last.safetensors"
 
     def resumed(kind: str, change: Callable[[], None]) -> str:

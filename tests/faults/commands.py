@@ -174,6 +174,22 @@ def _prepare(folder: Path) -> None:
     os.mkfifo(folder / "pipe.onnx")
 
 
+def _metrics_folder(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+
+
+def _no_checkpoint(run: Path) -> None:
+    shutil.rmtree(run / "checkpoint")
+    (run / "result.json").unlink()
+
+
+def _damaged_checkpoints(run: Path) -> None:
+    (run / "result.json").unlink()
+    for file in (run / "checkpoint").iterdir():
+        file.write_bytes(b"x")
+
+
 def _odd_runs() -> Iterator[tuple[str, Callable[[Path], None]]]:
     """Run folders whose files can be read, but say odd things."""
 
@@ -214,7 +230,7 @@ def _odd_runs() -> Iterator[tuple[str, Callable[[Path], None]]]:
     }.items():
         yield f"metrics-{name}", write("metrics.jsonl", content)
     yield "metrics-accuracy", write("metrics.jsonl", '{"step": 1, "valid_accuracy": NaN, "seconds": Infinity}\n')
-    yield "metrics-folder", lambda run: ((run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()) and None
+    yield "metrics-folder", _metrics_folder
     for name, content in {
         "empty": "",
         "settings": "settings = 3\n",
@@ -241,11 +257,8 @@ def _odd_runs() -> Iterator[tuple[str, Callable[[Path], None]]]:
     yield "config-lr", config('lr = "', 'lr = "[/bold]')
     yield "config-convnet", config('kind = "ckn"', 'kind = "convnet"')
     yield "model-empty", write("model/model.safetensors", "")
-    yield "checkpoint-none", lambda run: (shutil.rmtree(run / "checkpoint"), (run / "result.json").unlink()) and None
-    yield (
-        "checkpoint-files",
-        lambda run: ((run / "result.json").unlink(), [f.write_bytes(b"x") for f in (run / "checkpoint").iterdir()]) and None,
-    )
+    yield "checkpoint-none", _no_checkpoint
+    yield "checkpoint-files", _damaged_checkpoints
     yield "filters-name", write("checkpoint/filters-x.safetensors", "x")
 
 

@@ -154,7 +154,7 @@ def _named() -> Iterator[tuple[str, Callable[[Facts, Tensors], None]]]:
 
     def growing(facts: Facts, _: Tensors) -> None:
         pads = [{"op": "Pad", "name": f"p{i}", "padding": [2**24] * 4} for i in range(60)]
-        facts["graph"]["nodes"] = pads + [{"op": "AdaptiveAveragePool", "name": "mean"}]
+        facts["graph"]["nodes"] = [*pads, {"op": "AdaptiveAveragePool", "name": "mean"}]
 
     for classes in (10_000_000, 2**24, 0, -1, 2**60, True, "3", 3.0, None):
         yield f"classes = {classes!r}", fact("classes", classes)

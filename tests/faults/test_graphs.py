@@ -95,7 +95,8 @@ def graphs(draw: st.DrawFn) -> tuple[Graph, int]:
         try:
             graph = Graph(shape, [*before, *new])
         except ConfigError as error:
-            assert any(repr(node.name) in str(error) for node in new), f"no name in {error}"
+            if not any(repr(node.name) in str(error) for node in new):
+                raise AssertionError(f"no name of a node in {error}") from error
             refused += 1
     return graph or Graph(shape, [Flatten("flat")]), refused
 
@@ -136,7 +137,6 @@ def test_a_graph_with_a_wrong_entry_is_refused_by_name_or_works(drawn: tuple[Gra
     try:
         graph = Graph.from_json(plain)
         ckn = torchckn.CKN(graph, 3, "feature", device="meta")
-    except ConfigError as error:
-        assert str(error)
+    except ConfigError:
         return
     assert ckn.graph == graph
