@@ -352,7 +352,7 @@ def test_layers_make_as_many_newton_iterations_as_asked_for() -> None:
         gram = filter_gram(layer.filter_matrix(), layer.kernel, layer.eps)
         torch.testing.assert_close(layer.projection(), newton(gram, iters=count).root)
     for wrong in ("newton:0", "newton:many", "eigh:3", "newton:"):
-        with pytest.raises(ConfigError, match="expected iterations after newton only, as in 'newton:50', got"):
+        with pytest.raises(ConfigError, match="expected a number of iterations for newton only, as in 'newton:50', got"):
             torchckn.nn.KernelLinear(6, 5, inverse_sqrt=wrong)
 
 
