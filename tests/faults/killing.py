@@ -1,7 +1,7 @@
 """``python -m tests.faults.killing N ARGUMENTS``: ``python -m torchckn ARGUMENTS``, which dies at its N-th write.
 
-A write is a file that is opened for writing, an ``os.fsync`` or an ``os.replace``, in the run folder. The process ends at once, as
-with kill -9: nothing is flushed, nothing is closed. With N = 0 it lives, and prints how many writes there were.
+A write is a file that is opened for writing, an ``os.fsync`` or an ``os.replace``, in the run folder. The process ends at once,
+as with kill -9: nothing is flushed, nothing is closed. With N = 0 it lives, and prints how many writes there were.
 """
 
 from __future__ import annotations
