@@ -19,6 +19,7 @@ AT = 2
 
 PROGRAM = """
 import resource, sys
+import torch
 from torchckn import fit
 from torchckn.fit import methods
 
