@@ -188,7 +188,7 @@ def test_ctrl_c_during_the_final_fit_says_where_it_stands(tmp_path: Path, few_di
     _, message = running.communicate(timeout=60)
     assert running.returncode == 130
     text = message.replace("\n", " ")
-    assert f"training was interrupted after step {STEPS} of {STEPS}, while the final classifier were fitted" in text
+    assert f"training was interrupted after step {STEPS} of {STEPS}, while fitting the final classifier" in text
     assert f"torchckn train --resume {run}" in text
     status, _, err = finished(go_on(run, few_digits))
     assert status == 0, err

@@ -111,7 +111,7 @@ class TrainingLoop:
             if str(stop):
                 raise
             raise KeyboardInterrupt(
-                f"training was interrupted {when}, while {what} were fitted; {self._how_to_resume}"
+                f"training was interrupted {when}, while fitting {what}; {self._how_to_resume}"
             ) from None
 
     @property
