@@ -250,7 +250,8 @@ def test_runs_are_listed_and_shown_in_lines_that_fit_80_columns(
 
 def test_names_of_runs_and_networks_are_not_read_as_markup(command: Callable[..., Result], tmp_path: Path) -> None:
     folder = tmp_path / "[bold]run"
-    runs.Run(folder, {"training": {"method": "ulr", "steps": 5}, "settings": {"network": "[red]net", "kind": "ckn"}}).close()
+    network = {"settings": {"network": "[red]net", "kind": "ckn"}, "classes": [], "image_shape": [], "preprocessing": {}}
+    runs.Run(folder, {"training": {"method": "ulr", "steps": 5}, **network}).close()
     for arguments in (("list", tmp_path), ("show", folder), ("compare", folder)):
         status, out, _ = command("runs", *arguments)
         assert status == 0

@@ -55,7 +55,7 @@ def test_epochs_are_steps_over_all_images() -> None:
         ({"seed": 2**64}, "seed: expected a number less than 9223372036854775808, got 18446744073709551616"),
         ({"seed": -1}, "seed: expected a number greater than or equal to 0, got -1"),
         ({"method": "url"}, "method: expected 'ulr', 'sgo', 'sgo-ball' or 'sgd', got 'url'. Did you mean 'ulr'?"),
-        ({"chunk": 0}, "chunk: expected at least one image, 'auto' or 'all', got 0"),
+        ({"chunk": 0}, "chunk: expected at least one image and at most 1000000000, 'auto' or 'all', got 0"),
         ({"chunk": "some"}, "chunk: expected an integer or 'auto' or 'all', got 'some'"),
         ({"lr": 0}, "lr: expected a positive number, got 0"),
         ({"lr": True}, "lr: expected a positive number, a list of them, a name such as 'search', or a function"),

@@ -43,6 +43,10 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("2.6", "benchmarks.md: In short: forward and backward take"),
     ],
     "training.md": [("2", "a setting: DROP in torchckn.fit.loop")],
+    "safety.md": [
+        ("16", "a limit: _LARGEST_HEADER in torchckn.files"),
+        ("3", "a setting: the memory of the processes in tests/faults"),
+    ],
     "paper.md": [
         ("2", "a setting: DROP in torchckn.fit.loop"),
         *((figure, "the paper: section 5.3") for figure in ("64", "97")),

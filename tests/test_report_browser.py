@@ -224,6 +224,7 @@ def test_a_model_with_a_report_that_no_translation_writes_is_refused(
 
 def test_the_settings_of_a_hostile_run_are_shown_as_text(browser: webdriver.Chrome, hostile: Path, tmp_path: Path) -> None:
     config = read_config(hostile) | {"settings": {"network": EVIL, "data": EVIL, "kind": EVIL}}
+    config |= {"classes": [EVIL], "image_shape": [1, 14, 14], "preprocessing": {}}
     (hostile / "config.toml").write_text(tomli_w.dumps(config))
     with without_policies(browser):
         open_page(browser, report.write(hostile, tmp_path / "report.html"))

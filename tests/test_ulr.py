@@ -332,5 +332,5 @@ def test_the_head_of_a_convnet_is_the_layer_its_scores_come_from() -> None:
 def test_a_head_without_bias_is_refused_by_fit_head() -> None:
     ckn = network(torch.float32)
     ckn.head = nn.Linear(ckn.head.in_features, 10, bias=False)
-    with pytest.raises(ConfigError, match="a classifier with a bias"):
+    with pytest.raises(ConfigError, match="fit_head expected a head with a bias, got one without"):
         torchckn.fit_head(ckn, (torch.rand(20, 1, 28, 28), torch.arange(20) % 10), lam=0.1)
