@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..errors import DataError, NumericalError, is_out_of_memory
+from ..errors import CKNError, DataError, NumericalError, is_out_of_memory
 from ..network import CKN, Classifier
 from ..runs import Run, read_checkpoint, read_history, read_metrics, read_result
 from ..storage import load_weights, save
@@ -146,6 +146,8 @@ class TrainingLoop:
             if self.steps:
                 self.method = self.method_class(self.net, self.config)
             self._restore(tensors, facts)
+        except CKNError:
+            raise
         except _NOT_A_CHECKPOINT as error:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             folder = self.run.folder / "checkpoint"
