@@ -14,7 +14,7 @@ from torch import nn
 import torchckn
 from torchckn import kernels
 from torchckn.errors import ConfigError, DataError, NumericalError
-from torchckn.nn import GaussianPool2d, KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, KernelSum, layers
+from torchckn.nn import GaussianPool2d, KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, KernelSum, base, layers
 
 from . import oracles
 from .contracts import EXACT, KERNELS, Case, is_rough
@@ -234,13 +234,13 @@ def test_gradients_in_float32_are_those_of_float64(case: Case, training: bool, g
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    original = layers.projection
+    original = base.projection
 
     def counting(*args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(layers, "projection", counting)
+    monkeypatch.setattr(base, "projection", counting)
     return calls
 
 

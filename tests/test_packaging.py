@@ -42,7 +42,7 @@ def lint_imports(copy: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("file", "line", "chain"),
     [
-        ("kernels.py", "from . import fit", "torchckn.kernels -> torchckn.fit"),
+        ("kernels/rbf.py", "from .. import fit", "torchckn.kernels.rbf -> torchckn.fit"),
         ("nn/layers.py", "from ..network import CKN", "torchckn.nn.layers -> torchckn.network"),
         ("data/sets.py", "def late():\n    from .. import cli", "torchckn.data.sets -> torchckn.cli"),
     ],

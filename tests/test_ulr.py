@@ -266,11 +266,11 @@ def test_features_in_chunks_are_the_features() -> None:
 
 
 def test_the_inverse_roots_are_computed_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchckn.nn import layers
+    from torchckn.nn import base
 
     calls: list[int] = []
-    original = layers.projection
-    monkeypatch.setattr(layers, "projection", lambda *a: calls.append(1) or original(*a))  # type: ignore[func-returns-value]
+    original = base.projection
+    monkeypatch.setattr(base, "projection", lambda *a: calls.append(1) or original(*a))  # type: ignore[func-returns-value]
     ckn = network()
     batch_gradient(ckn, torch.rand(20, 1, 28, 28, dtype=torch.float64), lambda x: (x.square().mean(), None), 4)
     assert len(calls) == len(ckn.kernel_layers())

@@ -24,8 +24,9 @@ from .correspondence import Report
 from .errors import ConfigError, DataError, unknown_name
 from .graph import Graph, KernelNode, Standardize
 from .kernels import RBFSphere
+from .nn.base import KernelLayer, sphere_groups
 from .nn.functional import check_finite
-from .nn.layers import KernelConv2d, KernelLayer, require_same_type, sphere_groups
+from .nn.layers import KernelConv2d, require_same_type
 from .nn.normalize import unit_pixels
 from .summary import Summary, SummaryRow
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..choices import Chunk
 from ..errors import ConfigError
 from ..network import Classifier
-from ..nn.layers import KernelLayer
+from ..nn.base import KernelLayer
 from .features import CHUNK
 
 T = TypeVar("T")

@@ -17,7 +17,8 @@ from ..choices import FilterMethod, check_choice
 from ..data import batches, size_of
 from ..errors import ConfigError, DataError
 from ..network import CKN, modes_kept
-from ..nn.layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d
+from ..nn.base import KernelLayer
+from ..nn.layers import KernelConv2d, KernelLinear, KernelLocal2d
 from ..progress import progress as show_progress
 from .kmeans import spherical_kmeans
 

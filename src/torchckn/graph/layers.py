@@ -12,9 +12,10 @@ from torch import nn
 from ..choices import Init, check_choice
 from ..errors import ConfigError
 from ..kernels import Kernel, KernelSpec, RBFSphere
+from ..nn.base import KernelLayer
 from ..nn.geometry import Pair, conv_output_size, pair
 from ..nn.invsqrt import check_method
-from ..nn.layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, region_index
+from ..nn.layers import KernelConv2d, KernelLinear, KernelLocal2d, region_index
 from ..nn.random_features import (
     RandomFeatureConv2d,
     RandomFeatureLinear,

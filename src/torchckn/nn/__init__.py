@@ -1,6 +1,7 @@
-"""The kernel layers, as modules. Reading order: invsqrt, functional, pooling, layers, whitening."""
+"""The kernel layers, as modules. Reading order: invsqrt, functional, pooling, base, layers, whitening."""
 
-from .layers import KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, KernelSum, sphere_groups
+from .base import KernelLayer, sphere_groups
+from .layers import KernelConv2d, KernelLinear, KernelLocal2d, KernelSum
 from .pooling import GaussianPool2d
 from .whitening import Whitening, whiten
 

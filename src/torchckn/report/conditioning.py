@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..fit.filters import sample_patches
 from ..network import CKN
+from ..nn.base import KernelLayer
 from ..nn.functional import filter_gram, projection
-from ..nn.layers import KernelLayer
 
 #: number of patches that the error of a layer is averaged over
 PATCHES = 1000

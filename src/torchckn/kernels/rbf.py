@@ -1,0 +1,102 @@
+"""The Gaussian kernel on the sphere, and its map in as few passes over memory as possible."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .base import Kernel, KernelSpec, plain, positive, safe_norms
+
+
+class RBFSphere(Kernel):
+    r"""The Gaussian kernel restricted to the sphere, the kernel of the paper's experiments (sigma 0.6).
+
+    .. math:: \kappa(t) = \exp\left(\frac{t - 1}{\sigma^2}\right) = \exp\left(-\frac{\|x - y\|^2}{2\sigma^2}\right)
+
+    With ``trainable=True`` the bandwidth ``sigma`` is a ``Parameter`` (appendix "Bandwidths derivatives"), a scalar in
+    float64, so that no precision is lost before the network's dtype is known.
+    """
+
+    sigma: float | Tensor
+
+    def __init__(self, sigma: float = 0.6, trainable: bool = False) -> None:
+        super().__init__()
+        sigma = positive("RBFSphere", "sigma", sigma)
+        self.trainable = bool(trainable)
+        self.sigma = nn.Parameter(torch.tensor(sigma, dtype=torch.float64)) if self.trainable else sigma
+
+    def kappa(self, t: Tensor) -> Tensor:
+        return torch.exp((t - 1) / self.sigma**2)
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec("RBFSphere", (("sigma", self.bandwidth), ("trainable", self.trainable)))
+
+    @property
+    def bandwidth(self) -> float:
+        """|sigma| as a number. Only sigma^2 matters, so training may change the sign of sigma."""
+        return abs(plain(self.sigma))
+
+    def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
+        if torch.compiler.is_compiling() or responses.dtype not in (torch.float32, torch.float64):
+            return super().map(responses, squared_norms)  # the compiler fuses the passes itself
+        norms, inverse = safe_norms(squared_norms)
+        return _RBFMap.apply(responses, norms, inverse, self.sigma, inplace)
+
+    def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
+        norms, inverse = safe_norms(squared_norms)
+        return torch.cos(responses * (inverse / self.sigma) + phases) * (norms * 2**0.5)
+
+
+class _RBFMap(torch.autograd.Function):
+    """n exp((r / n - 1) / sigma^2) and its derivatives, in as few passes over memory as possible.
+
+    With gamma = 1 / sigma^2: three passes forward, ``r gamma / n``, ``exp``, ``n e^-gamma``. Backward, with a = grad * out
+    and theta = gamma r / n: d/dr = a gamma / n, d/dn = sum_f a (1 - theta) / n, d/dsigma = sum a (gamma - theta) 2 / sigma.
+    """
+
+    #: above this gamma, exp(gamma) approaches float32's largest number, and a fourth pass avoids the overflow
+    _SPLIT_LIMIT = 40.0
+
+    @staticmethod
+    def forward(ctx: Any, responses: Tensor, norms: Tensor, inverse: Tensor, sigma: float | Tensor, inplace: bool) -> Tensor:
+        ctx.sigma = float(sigma)
+        gamma = ctx.sigma**-2
+        theta = torch.mul(responses, inverse * gamma, out=responses if inplace else None)
+        _, need_norms, _, need_sigma, _ = ctx.needs_input_grad
+        keep_theta = need_norms or need_sigma  # the first layer's norms are those of images and need no gradient
+        if gamma < _RBFMap._SPLIT_LIMIT:
+            out = torch.exp(theta, out=None if keep_theta else theta).mul_(norms * math.exp(-gamma))
+        else:
+            out = torch.sub(theta, gamma, out=None if keep_theta else theta).exp_().mul_(norms)
+        ctx.save_for_backward(theta if keep_theta else None, out, inverse)
+        ctx.gamma, ctx.like = gamma, sigma if isinstance(sigma, Tensor) else None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        theta, out, inverse = ctx.saved_tensors
+        need_responses, need_norms, _, need_sigma, _ = ctx.needs_input_grad
+        slope = grad * out
+        grad_norms = grad_sigma = None
+        if need_norms or need_sigma:
+            total = slope.sum(1, keepdim=True)
+            weighted = _channel_dot(slope, theta)
+            if need_norms:
+                grad_norms = (total - weighted) * inverse
+            if need_sigma:
+                # A zero patch has out = 0 and adds nothing to either sum.
+                grad_sigma = ((total.sum() * ctx.gamma - weighted.sum()) * (2 / ctx.sigma)).to(ctx.like)
+        grad_responses = slope.mul_(inverse * ctx.gamma) if need_responses else None
+        return grad_responses, grad_norms, None, grad_sigma, None
+
+
+def _channel_dot(a: Tensor, b: Tensor) -> Tensor:
+    """``(a * b).sum(1, keepdim=True)``, a few megabytes at a time: allocating a product as large as ``a`` takes longer
+    than computing it."""
+    rows = max(1, 2**20 // max(1, a[0].numel())) if len(a) else 1
+    return torch.cat([(x * y).sum(1, keepdim=True) for x, y in zip(a.split(rows), b.split(rows), strict=True)])

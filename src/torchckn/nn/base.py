@@ -1,0 +1,181 @@
+r"""What the kernel layers share: filters on the sphere, the kernel, and the projection A(W) with its cache.
+
+.. math:: A(W) = (\kappa(W W^T) + \epsilon I)^{-1/2}
+
+Read first: :mod:`torchckn.nn.functional`. Read next: :mod:`torchckn.nn.layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..choices import Init, check_choice
+from ..errors import ConfigError, NumericalError
+from ..kernels import Kernel, RBFSphere
+from .functional import filter_gram, projection
+from .geometry import draw_normal
+from .invsqrt import check_method, precomputed_inverse_sqrt, wide_dtype
+
+
+class KernelLayer(nn.Module):
+    """Base class of the kernel layers: filters, kernel, and the projection A(W) with its cache.
+
+    Subclasses define the shape of ``weight`` and ``forward``.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        filter_dims: int,
+        kernel: Kernel | None,
+        eps: float,
+        init: Init,
+        inverse_sqrt: str,
+        generator: torch.Generator | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.kernel = RBFSphere(0.6) if kernel is None else kernel
+        if not isinstance(self.kernel, Kernel):
+            raise ConfigError(f"kernel expected a kernel such as torchckn.kernels.RBFSphere(0.6), got {kernel!r}")
+        if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
+            raise ConfigError(f"eps expected a number >= 0, got {eps!r}; the paper uses 1e-3")
+        check_choice("init", init, Init)
+        check_method(inverse_sqrt)
+        if not all(isinstance(n, int) and n >= 1 for n in shape):
+            raise ConfigError(f"{type(self).__name__} expected integer sizes >= 1, got filters of shape {shape}")
+        self.eps = float(eps)
+        self.init = init
+        self.inverse_sqrt = inverse_sqrt
+        self._filter_dims = filter_dims  # number of trailing dimensions of one filter
+        # the settings and tensors that the cached root depends on, and the root
+        self._cache: tuple[object, list[Tensor], Tensor] | None = None
+        self._shared: Tensor | None = None  # the root for all passes within shared_projection
+        # Drawn on the CPU in float64, so that a seed gives the same filters on every device and in every dtype.
+        weight = draw_normal(shape, generator, device)
+        self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
+        self.normalize_()
+
+    @property
+    def filters(self) -> int:
+        return self.weight.shape[-self._filter_dims - 1]
+
+    def filter_matrix(self) -> Tensor:
+        """The filters as rows, W of the paper: (f, s), or (regions, f, s)."""
+        return self.weight.flatten(-self._filter_dims)
+
+    @torch.no_grad()
+    def normalize_(self) -> KernelLayer:
+        """Normalize every filter to unit norm, in place; an all-zero filter has no direction and raises an error."""
+        norms = torch.linalg.vector_norm(self.weight.flatten(-self._filter_dims), dim=-1)
+        if norms.is_meta:
+            return self
+        if not bool(((norms > 0) & norms.isfinite()).all()):
+            raise NumericalError(
+                "expected filters that can be normalized, got a filter that is all zero or not finite; set it to other values"
+            )
+        self.weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KernelLayer:
+        old_dtype = self.weight.dtype
+        super()._apply(fn, recurse)
+        if torch.finfo(self.weight.dtype).eps < torch.finfo(old_dtype).eps:
+            self.normalize_()  # unit norm in float32 is off by 1e-8 in float64
+        return self
+
+    @torch.no_grad()
+    def _set_identity(self) -> None:
+        self.weight.copy_(torch.eye(self.filters).reshape(self.weight.shape))
+        self.weight.requires_grad_(False)
+
+    def projection(self) -> Tensor:
+        """A(W) = (kappa(W W^T) + eps I)^(-1/2): (f, f), or (regions, f, f).
+
+        In training mode it is computed in every call, with its graph. In eval mode it is computed once and cached for as long
+        as the filters, the bandwidth and eps do not change; gradients are exact in both modes.
+        """
+        if self._shared is not None:
+            return self._shared
+        weight = self.filter_matrix()
+        if self.training or torch.compiler.is_compiling():
+            self._check_filters(weight)
+            return projection(weight, self.kernel, self.eps, self.inverse_sqrt)
+        root = self._cached_root(weight)
+        inputs = (self.weight, *self.kernel.parameters())
+        if torch.is_grad_enabled() and any(p.requires_grad for p in inputs):
+            root = precomputed_inverse_sqrt(filter_gram(weight.to(root.dtype), self.kernel, self.eps), root)
+        return root.to(weight.dtype, copy=True)
+
+    @contextmanager
+    def shared_projection(self, root: Tensor | None = None) -> Iterator[None]:
+        """Compute A(W) once for all passes within this context, and backpropagate through it once, at the end.
+
+        ``root``: A(W) computed elsewhere, with its graph.
+        """
+        root = self.projection() if root is None else root
+        self._shared = root.detach().requires_grad_(root.requires_grad)
+        try:
+            yield
+            if self._shared.grad is not None:
+                root.backward(self._shared.grad)
+        finally:
+            self._shared = None
+
+    @torch.inference_mode(False)  # a tensor made in inference mode could not be used outside of it
+    @torch.no_grad()
+    def _cached_root(self, weight: Tensor) -> Tensor:
+        attributes = sorted((k, v) for k, v in vars(self.kernel).items() if isinstance(v, (int, float, str)))
+        settings = (type(self.kernel), attributes, self.eps, self.inverse_sqrt)
+        tensors = [weight, *self.kernel.parameters(), *self.kernel.buffers()]
+        # Values are compared, not version counters, which miss changes through `.data`.
+        if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], tensors):
+            self._check_filters(weight)
+            # Cached in float64, for an accurate gradient.
+            root = projection(weight.to(wide_dtype(weight.device)), self.kernel, self.eps, self.inverse_sqrt)
+            self._cache = settings, [tensor.clone() for tensor in tensors], root
+        return self._cache[2]
+
+    def _check_filters(self, weight: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.init == "identity" and not torch.equal(weight, torch.eye(len(weight)).to(weight)):
+            raise NumericalError(
+                "expected the fixed filters of an identity layer, got changed ones; build the layer with init='kmeans'"
+            )
+        low, high = torch.linalg.vector_norm(weight.detach(), dim=-1).aminmax()
+        if not (low > 0.9 and high < 1.1):
+            raise NumericalError(
+                f"{type(self).__name__} expected filters of norm 1, got norms from {low.item():.3g} to {high.item():.3g}; "
+                "train with torchckn.fit.SphereSGD, or call network.normalize_() (or layer.normalize_()) after each step"
+            )
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}"
+
+
+def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups of a network's trainable filters (on spheres) and bandwidths, without the head."""
+    spheres: dict[int, list[Tensor]] = {}
+    for layer in module.modules():
+        if isinstance(layer, KernelLayer):
+            if layer.weight.requires_grad:
+                spheres.setdefault(layer._filter_dims, []).append(layer.weight)
+            for parameter in layer.kernel.parameters():
+                if parameter.requires_grad:
+                    spheres.setdefault(0, []).append(parameter)
+    return [{"params": params, "dims": dims} for dims, params in sorted(spheres.items(), reverse=True)]
