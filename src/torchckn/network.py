@@ -25,7 +25,7 @@ from .errors import ConfigError, DataError, unknown_name
 from .graph import Graph, KernelNode, Standardize
 from .kernels import RBFSphere
 from .nn.base import KernelLayer, sphere_groups
-from .nn.functional import check_finite
+from .nn.functional import check_finite, checking_layers
 from .nn.layers import KernelConv2d, require_same_type
 from .nn.normalize import unit_pixels
 from .summary import Summary, SummaryRow
@@ -371,6 +371,8 @@ class CKN(Classifier):
             if node.name == before:
                 return tuple(inputs)
             values[node.name] = inputs[0] if node.name in self.absorbed else self.layers[node.name](*inputs)
+            if checking_layers():
+                check_finite(values[node.name], f"what follows layer {node.name!r}")
             for name in node.inputs:
                 if last_use[name] == node.name:
                     values.pop(name, None)  # free it as early as possible

@@ -55,7 +55,7 @@ class Kernel(nn.Module):
             )
         Kernel._registry[cls.__name__] = cls
         if "kappa" in vars(cls):  # a parent's hand-written methods are valid for the parent's kappa only
-            for method in ("map", "random_features"):
+            for method in ("map", "native", "random_features"):
                 if method not in vars(cls):
                     setattr(cls, method, getattr(Kernel, method))
 
@@ -84,6 +84,10 @@ class Kernel(nn.Module):
         norms, inverse = safe_norms(squared_norms)
         values = self.kappa(responses * inverse)
         return values * norms**self.degree if self.degree else values
+
+    def native(self) -> tuple[str, tuple[float, ...]] | None:
+        """Its name among :data:`torchckn.nn.native.KERNELS`, with its numbers; None if it has no compiled code."""
+        return None
 
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         """Activations whose mean product over Gaussian w is the kernel (first proposition of the paper).

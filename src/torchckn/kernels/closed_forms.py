@@ -73,6 +73,9 @@ class ArcCosine(Kernel):
     def kappa(self, t: Tensor) -> Tensor:
         return WithSlope.apply(t, self._value, self._slope)
 
+    def native(self) -> tuple[str, tuple[float, ...]] | None:
+        return (f"arc_cosine_{self.order}", ()) if self.order else None
+
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         step = (responses > 0).to(responses.dtype)
         return step * responses**self.order * (2 / (3 if self.order == 2 else 1)) ** 0.5

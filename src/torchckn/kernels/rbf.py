@@ -43,8 +43,10 @@ class RBFSphere(Kernel):
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
         if torch.compiler.is_compiling() or responses.dtype not in (torch.float32, torch.float64):
             return super().map(responses, squared_norms)  # the compiler fuses the passes itself
-        norms, inverse = safe_norms(squared_norms)
-        return _RBFMap.apply(responses, norms, inverse, self.sigma, inplace)
+        return _RBFMap.apply(responses, squared_norms, self.sigma, inplace)
+
+    def native(self) -> tuple[str, tuple[float, ...]] | None:
+        return None if isinstance(self.sigma, Tensor) else ("rbf", (self.sigma**-2,))
 
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         norms, inverse = safe_norms(squared_norms)
@@ -54,22 +56,24 @@ class RBFSphere(Kernel):
 class _RBFMap(torch.autograd.Function):
     """n exp((r / n - 1) / sigma^2) and its derivatives, in as few passes over memory as possible.
 
-    With gamma = 1 / sigma^2: three passes forward, ``r gamma / n``, ``exp``, ``n e^-gamma``. Backward, with a = grad * out
-    and theta = gamma r / n: d/dr = a gamma / n, d/dn = sum_f a (1 - theta) / n, d/dsigma = sum a (gamma - theta) 2 / sigma.
+    With gamma = 1 / sigma^2: three passes forward, ``r gamma / n``, ``exp``, ``n e^-gamma``. Backward, with a = grad * out and
+    theta = gamma r / n: d/dr = a gamma / n, d/dn^2 = sum_f a (1 - theta) / (2 n^2),
+    d/dsigma = sum a (gamma - theta) 2 / sigma.
     """
 
     #: above this gamma, exp(gamma) approaches float32's largest number, and a fourth pass avoids the overflow
     _SPLIT_LIMIT = 40.0
 
     @staticmethod
-    def forward(ctx: Any, responses: Tensor, norms: Tensor, inverse: Tensor, sigma: float | Tensor, inplace: bool) -> Tensor:
+    def forward(ctx: Any, responses: Tensor, squares: Tensor, sigma: float | Tensor, inplace: bool) -> Tensor:
         ctx.sigma = float(sigma)
         gamma = ctx.sigma**-2
+        norms, inverse = safe_norms(squares)
         theta = torch.mul(responses, inverse * gamma, out=responses if inplace else None)
-        _, need_norms, _, need_sigma, _ = ctx.needs_input_grad
-        keep_theta = need_norms or need_sigma  # the first layer's norms are those of images and need no gradient
+        _, need_squares, need_sigma, _ = ctx.needs_input_grad
+        keep_theta = need_squares or need_sigma  # the first layer's norms are those of images and need no gradient
         if gamma < _RBFMap._SPLIT_LIMIT:
-            out = torch.exp(theta, out=None if keep_theta else theta).mul_(norms * math.exp(-gamma))
+            out = torch.exp(theta, out=None if keep_theta else theta).mul_(norms.mul_(math.exp(-gamma)))
         else:
             out = torch.sub(theta, gamma, out=None if keep_theta else theta).exp_().mul_(norms)
         ctx.save_for_backward(theta if keep_theta else None, out, inverse)
@@ -80,23 +84,25 @@ class _RBFMap(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, out, inverse = ctx.saved_tensors
-        need_responses, need_norms, _, need_sigma, _ = ctx.needs_input_grad
+        need_responses, need_squares, need_sigma, _ = ctx.needs_input_grad
         slope = grad * out
-        grad_norms = grad_sigma = None
-        if need_norms or need_sigma:
+        of_squares = of_sigma = None
+        if need_squares or need_sigma:
             total = slope.sum(1, keepdim=True)
             weighted = _channel_dot(slope, theta)
-            if need_norms:
-                grad_norms = (total - weighted) * inverse
+            if need_squares:
+                of_squares = (total - weighted).mul_(inverse).mul_(inverse).div_(2)
             if need_sigma:
                 # A zero patch has out = 0 and adds nothing to either sum.
-                grad_sigma = ((total.sum() * ctx.gamma - weighted.sum()) * (2 / ctx.sigma)).to(ctx.like)
-        grad_responses = slope.mul_(inverse * ctx.gamma) if need_responses else None
-        return grad_responses, grad_norms, None, grad_sigma, None
+                of_sigma = ((total.sum() * ctx.gamma - weighted.sum()) * (2 / ctx.sigma)).to(ctx.like)
+        of_responses = slope.mul_(inverse * ctx.gamma) if need_responses else None
+        return of_responses, of_squares, of_sigma, None
 
 
 def _channel_dot(a: Tensor, b: Tensor) -> Tensor:
     """``(a * b).sum(1, keepdim=True)``, a few megabytes at a time: allocating a product as large as ``a`` takes longer
     than computing it."""
     rows = max(1, 2**20 // max(1, a[0].numel())) if len(a) else 1
+    if rows >= len(a):
+        return (a * b).sum(1, keepdim=True)
     return torch.cat([(x * y).sum(1, keepdim=True) for x, y in zip(a.split(rows), b.split(rows), strict=True)])

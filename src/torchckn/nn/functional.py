@@ -6,22 +6,29 @@ r"""The layer equation, step by step, as pure functions.
 Paper: equation (ckn_layer) in section 4.1, "Detailed CKN layer" in the appendix. E extracts patches, N holds their norms,
 P pools. Read next: :mod:`torchckn.nn.layers`, which wraps these in modules.
 
-Two implementation details differ from the paper's text, with equal results:
+Three implementation details differ from the paper's text, with equal results:
 
 * E is never formed. ``W E`` is a convolution, and the patch norms are the square root of a box filter over squared pixels.
 * P acts on positions and A on channels, so they commute: we pool first, and multiply fewer columns by A.
+* On a CPU, :mod:`torchckn.nn.fused` does all that follows the convolution in one compiled pass; here it is in plain torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..errors import DataError
 from ..kernels import Kernel, Linear
+from . import native
+from .fused import Geometry, applies, fused_conv2d, window_of
 from .geometry import Pair
 from .invsqrt import inverse_sqrt, resolve_method, wide_dtype
 
@@ -51,25 +58,39 @@ def projection(weight: Tensor, kernel: Kernel, eps: float, method: str = "auto")
 
 def patch_squares(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """The diagonal of N^2: the squared norm of every patch of (N, C, H, W), as (N, 1, H', W')."""
-    pixels = _PixelSquares.apply(x)
-    if kernel_size == (1, 1) and padding == (0, 0):
-        return pixels[:, :, :: stride[0], :: stride[1]]
-    box = torch.ones(1, 1, *kernel_size, dtype=x.dtype, device=x.device)
-    return F.conv2d(pixels, box, None, stride, padding, dilation)
+    return _PatchSquares.apply(x, kernel_size, stride, padding, dilation)
 
 
-class _PixelSquares(torch.autograd.Function):
-    """Squared norm over channels, (N, C, H, W) -> (N, 1, H, W): one pass forward, one backward."""
+class _PatchSquares(torch.autograd.Function):
+    """Squares over channels, then a box filter. Backward is the transposed box filter, which torch has no fast code for."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
         ctx.save_for_backward(x)
-        return torch.linalg.vector_norm(x, dim=1, keepdim=True).square_()
+        ctx.geometry = kernel_size, stride, padding, dilation
+        pixels = torch.linalg.vector_norm(x, dim=1, keepdim=True).square_()
+        if kernel_size == (1, 1) and padding == (0, 0):
+            return pixels[:, :, :: stride[0], :: stride[1]]
+        return F.conv2d(pixels, x.new_ones(1, 1, *kernel_size), None, stride, padding, dilation)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (x,) = ctx.saved_tensors
-        return x * (2 * grad)
+        pixels = _transposed_box(grad, (x.shape[2], x.shape[3]), *ctx.geometry)
+        return x * pixels.mul_(2), None, None, None, None
+
+
+def _transposed_box(grad: Tensor, size: Pair, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """Each pixel of an image of this size gets the sum of ``grad`` over the patches that contain it: (N, 1, H, W)"""
+    spans = [d * (k - 1) for d, k in zip(dilation, kernel_size, strict=True)]
+    starts = [n + 2 * p - s for n, p, s in zip(size, padding, spans, strict=True)]  # where a patch could begin, at stride 1
+    spread = grad
+    if stride != (1, 1) or list(grad.shape[2:]) != starts:
+        spread = grad.new_zeros(len(grad), 1, *starts)
+        spread[:, :, :: stride[0], :: stride[1]][:, :, : grad.shape[2], : grad.shape[3]] = grad
+    padded = F.conv2d(spread, grad.new_ones(1, 1, *kernel_size), None, 1, spans, dilation)
+    return padded[:, :, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]].clone()
 
 
 def kernel_conv2d(
@@ -91,23 +112,24 @@ def kernel_conv2d(
     (f, C / groups, kh, kw), and root (groups, f / groups, f / groups).
     """
     x = fast_layout(x)
-    if weight is None:
-        responses, kernel_size = x, torch.Size((1, 1))
+    geometry = Geometry(stride, padding, dilation)
+    if type(kernel).map is Linear.map:  # |x| <w, x> / |x|: the norms cancel
+        values = x if weight is None else F.conv2d(x, weight, None, *geometry, groups)
+    elif applies(x, kernel, groups):
+        window = window_of(pool)
+        if window and root.ndim == 2 and len(root) <= native.WIDEST:
+            return fused_conv2d(x, weight, root, kernel, geometry, window)
+        values = fused_conv2d(x, weight, None, kernel, geometry, window or (1, 1))
+        pool = None if window else pool
     else:
-        responses, kernel_size = F.conv2d(x, weight, None, stride, padding, dilation, groups), weight.shape[2:]
-    norms_cancel = type(kernel).map is Linear.map
-    if norms_cancel:
-        values = responses
-    else:
+        responses = x if weight is None else F.conv2d(x, weight, None, *geometry, groups)
+        kernel_size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
         # Each group of channels is treated as a separate image: (N groups, C / groups, H, W)
-        squares = patch_squares(_split(x, groups), (kernel_size[0], kernel_size[1]), stride, padding, dilation)
-        check_finite(squares)
+        squares = patch_squares(_split(x, groups), kernel_size, *geometry)
         values = kernel.map(_split(responses, groups), squares, inplace=weight is not None)
         values = values if groups == 1 else values.unflatten(0, (-1, groups)).flatten(1, 2)
     if pool is not None:
         values = pool(values)
-    if norms_cancel:
-        check_finite(values)
     return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
 
 
@@ -126,7 +148,6 @@ def fast_layout(x: Tensor) -> Tensor:
 def kernel_linear(x: Tensor, weight: Tensor, root: Tensor, kernel: Kernel) -> Tensor:
     """The layer equation for one patch that is the whole input: rows (N, s), filters (f, s) -> (N, f)."""
     squares = x.square().sum(1, keepdim=True)
-    check_finite(squares)
     return kernel.map(F.linear(x, weight), squares) @ root
 
 
@@ -143,18 +164,39 @@ def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel
         (N, f, L)
     """
     squares = patches.square().sum(1)  # (N, L)
-    check_finite(squares)
     responses = torch.einsum("lfs,nsl->nfl", weight[region_of], patches)
     values = kernel.map(responses, squares[:, None])
     return torch.einsum("lfg,ngl->nfl", root[region_of], values)
 
 
-def check_finite(values: Tensor) -> None:
+def check_finite(values: Tensor, what: str = "a kernel network") -> None:
     """Raise a :class:`DataError` for NaN or infinity: one pass over ``values``, skipped in a compiled graph."""
     if torch.compiler.is_compiling() or torch.isfinite(values.detach().sum()):
         return
     if not torch.isfinite(values.detach()).all():
         raise DataError(
-            "a kernel layer expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
+            f"{what} expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
             "images and their scaling, and, in training, try a smaller learning rate"
         )
+
+
+_checking: ContextVar[bool] = ContextVar("checking", default=False)
+
+
+@contextmanager
+def check_layers() -> Iterator[None]:
+    """Within this context, networks check the output of every layer, and name the first that is not finite.
+
+    By default only a network's input and the objective of a training step are checked: each check reads all numbers, and on a
+    GPU it makes the host wait.
+    """
+    token = _checking.set(True)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
+def checking_layers() -> bool:
+    """Whether :func:`check_layers` is active."""
+    return _checking.get()

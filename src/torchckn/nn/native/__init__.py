@@ -1,0 +1,172 @@
+"""The kernel layer as compiled code: float32 on a CPU, in one pass over memory each way.
+
+In plain torch, the map between a layer's convolution and its projection is a sequence of passes over memory, and on a CPU these
+passes cost more than the convolutions of a small network. ``layer.cpp`` makes one of them. It is compiled when it is first
+needed, which takes a few seconds, with the machine's own C++ compiler and for its own processor; the result is kept in the
+user's cache folder. Without a compiler, everything runs in plain torch, with the same numbers up to rounding.
+
+One setting decides, the environment variable ``TORCHCKN_NATIVE``: ``auto`` (the default), ``off``, or ``require``, which makes
+it an error if the code cannot be compiled. :func:`status` says what is used. (``torch.compile`` was measured as well: it is as
+fast for the map alone, but needs half a minute for every new shape, and cannot include pooling and projection.)
+
+Read next: :mod:`torchckn.nn.fused`, the layer that calls this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+import torch
+from torch import Tensor
+
+from ...choices import Native, check_choice
+from ...errors import ConfigError
+
+_SOURCE = Path(__file__).with_name("layer.cpp")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+
+#: kernels that layer.cpp has, in its order
+KERNELS = ("rbf", "arc_cosine_1", "arc_cosine_2")
+#: filters of a layer whose projection layer.cpp multiplies by itself; beyond, a library for matrices is faster
+WIDEST = 32
+
+
+def setting() -> Native:
+    """What ``TORCHCKN_NATIVE`` says."""
+    value = os.environ.get("TORCHCKN_NATIVE", "auto")
+    check_choice("the environment variable TORCHCKN_NATIVE", value, Native)
+    return value  # type: ignore[return-value]
+
+
+@contextmanager
+def use(value: Native) -> Iterator[None]:
+    """Another setting within this context: ``with native.use("off"): ...``"""
+    check_choice("native.use", value, Native)
+    before = os.environ.get("TORCHCKN_NATIVE")
+    os.environ["TORCHCKN_NATIVE"] = value
+    try:
+        yield
+    finally:
+        os.environ.pop("TORCHCKN_NATIVE") if before is None else os.environ.update(TORCHCKN_NATIVE=before)
+
+
+def status() -> str:
+    """One line: whether compiled code is used, or why not."""
+    if setting() == "off":
+        return "plain torch (TORCHCKN_NATIVE=off)"
+    try:
+        return f"compiled by {_compiler()}" if _library() else f"plain torch ({_reason[0]})"
+    except ConfigError as error:
+        return f"plain torch ({error})"
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled code; None where there is none, or where it is switched off."""
+    return None if setting() == "off" else _library()
+
+
+#: why there is no library
+_reason: list[str] = []
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(str(_compiled()))
+    except (OSError, ConfigError) as error:
+        if setting() == "require":
+            raise ConfigError(f"TORCHCKN_NATIVE=require expected code that can be compiled and loaded: {error}") from error
+        _reason.append(str(error))
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    for name, arguments in (
+        ("layer_forward", [number, *[pointer] * 6, number]),
+        ("layer_backward", [number, *[pointer] * 9, number]),
+        ("patch_squares", [*[pointer] * 4, number]),
+        ("patch_squares_backward", [*[pointer] * 5, number]),
+    ):
+        getattr(library, name).argtypes = arguments
+    return library
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if not compiler or not shutil.which(compiler):
+        raise ConfigError(f"no C++ compiler ({compiler or 'c++, g++ or clang++'}) is installed")
+    return compiler
+
+
+def _compiled() -> Path:
+    """The library for this source, compiler and processor, compiled if it is not in the cache folder."""
+    compiler = _compiler()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
+    what = "\n".join([_SOURCE.read_text(), " ".join(_FLAGS), version, _processor()])
+    folder = _own_folder()
+    target = folder / f"layer-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    if sys.stderr.isatty():
+        print(f"torchckn: compiling its layer for this processor with {compiler}, once", file=sys.stderr)
+    handle, partial = tempfile.mkstemp(".so", dir=folder)
+    os.close(handle)
+    try:
+        command = [compiler, *_FLAGS, str(_SOURCE), "-o", partial]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise ConfigError(f"{compiler} could not compile {_SOURCE.name}: {done.stderr.strip()[-300:]}")
+        os.replace(partial, target)  # several processes may compile at once: each one's file is complete
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{compiler} did not compile {_SOURCE.name} within {error.timeout:.0f} s") from error
+    finally:
+        Path(partial).unlink(missing_ok=True)
+    return target
+
+
+def _own_folder() -> Path:
+    """The cache folder, if it belongs to this user and nobody else can write to it; otherwise a new one of this process.
+
+    What is loaded from there is executed.
+    """
+    folder = Path(platformdirs.user_cache_path("torchckn")) / "native"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+        if about.st_uid == os.getuid() and not about.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="torchckn-native-"))
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def call(name: str, *arguments: object) -> None:
+    """Call a function of the library, on as many threads as torch uses."""
+    status = getattr(library(), name)(*arguments, torch.get_num_threads())
+    if status == 1:
+        raise MemoryError(f"no memory for the buffers of {name}")
+    assert status == 0, (name, status)

@@ -1,0 +1,417 @@
+/* The kernel layer in float32, in one pass over memory each way:  F' = A(W) [ kappa(W E N^-1) N^degree ] P
+
+Images are channels last, (n, h, w, c). `responses` is W E, which torch's convolution computes; `squares` is the diagonal of
+N^2; P averages windows that do not overlap. Raw pointers and no headers of torch: it compiles in two seconds.
+torchckn/nn/native/__init__.py builds, loads and calls it. The same layer in plain torch: torchckn/nn/functional.py.
+
+Work is cut into parts whose number does not depend on the number of threads, and neither does any result. */
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#define INLINE static inline __attribute__((always_inline))
+#define SIMD _Pragma("omp simd")
+#define UNROLL _Pragma("GCC unroll 8")
+#define SUM _Pragma("omp simd reduction(+ : sum)")
+#define PARALLEL _Pragma("omp parallel for num_threads(threads) schedule(static)")
+#define PARTS 32
+#define TILE 16    /* output positions at a time */
+#define LANES 8    /* channels are padded to a multiple of this */
+#define TINY 1.17549435e-38f /* up to this, a squared norm is that of a zero patch */
+#define PI 3.14159265358979f
+#define WIDEST 32 /* filters of a layer whose root is applied here; wider ones are faster with a library */
+
+/* Elementary functions without branches or calls, which compilers vectorize. Polynomials of Cephes: 2 units in the last place. */
+
+INLINE float exp_(float x) {
+  x = x < -87.0f ? -87.0f : x; /* a NaN stays a NaN */
+  x = x > 88.0f ? 88.0f : x;
+  float shifted = x * 1.44269504f + 12582912.0f; /* its last bits are the integer k nearest to x / log 2 */
+  float k = shifted - 12582912.0f;
+  float r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  uint32_t bits;
+  memcpy(&bits, &shifted, 4);
+  bits = (bits << 23) + 0x3f800000u; /* 2^k */
+  float power;
+  memcpy(&power, &bits, 4);
+  return p * power;
+}
+
+INLINE float acos_(float t) { /* asin by a polynomial up to 1/2; above, acos t = 2 asin sqrt((1 - t) / 2) */
+  float size = fabsf(t);
+  int far = size > 0.5f;
+  float z = far ? 0.5f * (1.0f - size) : size * size;
+  float s = far ? sqrtf(z) : size;
+  float p = 4.2163199048e-2f;
+  p = p * z + 2.4181311049e-2f;
+  p = p * z + 4.5470025998e-2f;
+  p = p * z + 7.4953002686e-2f;
+  p = p * z + 1.6666752422e-1f;
+  float arc_sine = p * z * s + s;
+  float arc_cosine = far ? 2 * arc_sine : 0.5f * PI - arc_sine;
+  return t < 0 ? PI - arc_cosine : arc_cosine;
+}
+
+/* kappa(t) and kappa'(t) of each kernel, from its numbers. In the order of KERNELS in __init__.py. */
+
+struct Rbf { /* numbers: 1 / sigma^2 */
+  INLINE void at(float t, const float *numbers, float &value, float &slope) {
+    value = exp_(numbers[0] * t - numbers[0]);
+    slope = numbers[0] * value;
+  }
+};
+
+struct ArcCosine1 {
+  INLINE void at(float t, const float *, float &value, float &slope) {
+    t = t < -1 ? -1 : t > 1 ? 1 : t;
+    float supplement = PI - acos_(t);
+    value = (sqrtf((1 - t) * (1 + t)) + supplement * t) * (1 / PI);
+    slope = supplement * (1 / PI);
+  }
+};
+
+struct ArcCosine2 {
+  INLINE void at(float t, const float *, float &value, float &slope) {
+    t = t < -1 ? -1 : t > 1 ? 1 : t;
+    float supplement = PI - acos_(t), sine = sqrtf((1 - t) * (1 + t));
+    value = (supplement * (1 + 2 * t * t) + 3 * sine * t) * (1 / (3 * PI));
+    slope = (sine + supplement * t) * (4 / (3 * PI));
+  }
+};
+
+/* out (m, columns) = a (m, k) b (k, columns), or added to it. a has any strides; m and columns are multiples of LANES. */
+INLINE void product(const float *a, long row, long column, const float *b, float *out, long m, long k, long columns, bool add) {
+  for (long i = 0; i < m; i += LANES)
+    for (long c = 0; c < columns; c += LANES) {
+      float sum[LANES][LANES] = {{0}};
+      for (long j = 0; j < k; j++)
+        UNROLL for (int r = 0; r < LANES; r++) {
+          float factor = a[(i + r) * row + j * column];
+          SIMD for (int l = 0; l < LANES; l++) sum[r][l] += factor * b[j * columns + c + l];
+        }
+      for (int r = 0; r < LANES; r++)
+        SIMD for (int l = 0; l < LANES; l++) {
+          float *to = out + (i + r) * columns + c + l;
+          *to = add ? *to + sum[r][l] : sum[r][l];
+        }
+    }
+}
+
+/* What a pass works on: maps of n images, and windows of positions that are averaged into one output. */
+struct Map {
+  long n, h, w, filters, window_h, window_w, degree; /* the order in which Python passes them */
+  const float *numbers, *responses, *squares;
+  long rows, columns, window, outputs, padded;
+  float share; /* of a position in the average over its window */
+
+  Map(const long *shape, const float *numbers, const float *responses, const float *squares)
+      : n(shape[0]), h(shape[1]), w(shape[2]), filters(shape[3]), window_h(shape[4]), window_w(shape[5]), degree(shape[6]),
+        numbers(numbers), responses(responses), squares(squares), rows(h / window_h), columns(w / window_w),
+        window(window_h * window_w), outputs(n * rows * columns), padded((filters + LANES - 1) / LANES * LANES),
+        share(1.0f / window) {}
+};
+
+/* Walks through the outputs of all images, and knows the first position of each one's window. */
+struct Walk {
+  const Map &map;
+  long x, y, position;
+
+  Walk(const Map &map, long output) : map(map), x(output % map.columns), y(output / map.columns % map.rows) {
+    position = (output / map.columns / map.rows * map.h + y * map.window_h) * map.w + x * map.window_w;
+  }
+  void next() {
+    position += map.window_w;
+    if (++x < map.columns) return;
+    x = 0;
+    position += map.w - map.columns * map.window_w + (map.window_h - 1) * map.w;
+    if (++y < map.rows) return;
+    y = 0;
+    position += (map.h - map.rows * map.window_h) * map.w;
+  }
+};
+
+/* n^degree kappa(r / n) at positions that follow each other, added to rows of values that are `step` apart. If asked, the factors
+that a gradient g of a value gets: d/dr = g n^(degree - 1) kappa' and d/dn^2 = sum g n^(degree - 2) (degree kappa - t kappa') / 2. */
+template <class Kappa, bool derivatives>
+INLINE void add_values(const Map &map, const long filters, long position, long count, float *__restrict values, long step,
+                       float *__restrict by_response, float *__restrict by_square) {
+  const float *__restrict numbers = map.numbers, *__restrict responses = map.responses + position * filters;
+  const float *__restrict squares = map.squares + position;
+  const float degree = map.degree, share = map.share;
+  for (long i = 0; i < count; i++) {
+    const float square = squares[i], norm = sqrtf(square);
+    const bool zero = square <= TINY; /* its value is 0, or kappa(0) if the degree is 0; it has no gradient */
+    const float inverse = zero ? 0 : 1 / norm;
+    const float lower = share * (degree == 1 ? 1.0f : degree == 0 ? inverse : powf(norm, degree - 1));
+    const float scale = degree == 0 ? share : zero ? 0 : lower * norm;
+    const float slope_scale = zero ? 0 : lower, square_scale = 0.5f * lower * inverse;
+    SIMD for (long c = 0; c < filters; c++) {
+      float value, slope, t = responses[i * filters + c] * inverse;
+      Kappa::at(t, numbers, value, slope);
+      values[i * step + c] += scale * value;
+      if (derivatives) {
+        by_response[i * filters + c] = slope_scale * slope;
+        by_square[i * filters + c] = square_scale * (degree * value - t * slope);
+      }
+    }
+  }
+}
+
+/* Outputs that follow each other, averages over windows, in rows that are `step` apart. */
+template <class Kappa, bool derivatives>
+INLINE void pooled(const Map &map, const long filters, Walk &walk, long count, float *values, long step, float *by_response,
+                   float *by_square) {
+  for (long i = 0; i < count; i++)
+    for (long c = 0; c < filters; c++) values[i * step + c] = 0;
+  if (map.window == 1) {
+    add_values<Kappa, derivatives>(map, filters, walk.position, count, values, step, by_response, by_square);
+    walk.position += count;
+    return;
+  }
+  for (long i = 0; i < count; i++, walk.next())
+    for (long a = 0; a < map.window_h; a++) {
+      add_values<Kappa, derivatives>(map, filters, walk.position + a * map.w, map.window_w, values + i * step, 0, by_response,
+                                     by_square);
+      by_response += derivatives ? map.window_w * filters : 0;
+      by_square += derivatives ? map.window_w * filters : 0;
+    }
+}
+
+/* The same, with loops of a fixed length for the usual small numbers of filters. */
+template <class Kappa, bool derivatives>
+static void pooled(const Map &map, Walk &walk, long count, float *values, long step, float *by_response, float *by_square) {
+  if (map.filters == 8)
+    pooled<Kappa, derivatives>(map, 8, walk, count, values, step, by_response, by_square);
+  else if (map.filters == 16)
+    pooled<Kappa, derivatives>(map, 16, walk, count, values, step, by_response, by_square);
+  else
+    pooled<Kappa, derivatives>(map, map.filters, walk, count, values, step, by_response, by_square);
+}
+
+enum Status { DONE, OUT_OF_MEMORY, UNKNOWN_KERNEL, TOO_WIDE };
+
+static long least(long a, long b) { return a < b ? a : b; }
+
+/* The root (f, f), or its transpose, with zeros around it. */
+static float *padded_copy(const float *root, long filters, long padded, bool transposed) {
+  float *copy = (float *)calloc(padded * padded, sizeof(float));
+  for (long i = 0; copy && i < filters; i++)
+    for (long j = 0; j < filters; j++) copy[i * padded + j] = transposed ? root[j * filters + i] : root[i * filters + j];
+  return copy;
+}
+
+/* out = A values; without a root, the values themselves. */
+template <class Kappa>
+static Status forward(const Map &map, const float *root, float *out, int threads) {
+  const long filters = map.filters, padded = map.padded, outputs = map.outputs;
+  float *copy = root ? padded_copy(root, filters, padded, true) : nullptr;
+  if (root && !copy) return OUT_OF_MEMORY;
+  PARALLEL for (long part = 0; part < PARTS; part++) {
+    const long end = outputs * (part + 1) / PARTS;
+    float values[TILE * WIDEST] = {0}, products[TILE * WIDEST];
+    Walk walk(map, outputs * part / PARTS);
+    for (long first = outputs * part / PARTS; first < end; first += TILE) {
+      const long tile = least(TILE, end - first);
+      pooled<Kappa, false>(map, walk, tile, root ? values : out + first * filters, root ? padded : filters, nullptr, nullptr);
+      if (!root) continue;
+      const bool direct = tile == TILE && padded == filters;
+      product(values, padded, 1, copy, direct ? out + first * filters : products, TILE, filters, padded, false);
+      for (long i = 0; i < tile && !direct; i++)
+        memcpy(out + (first + i) * filters, products + i * padded, filters * sizeof(float));
+    }
+  }
+  free(copy);
+  return DONE;
+}
+
+/* of_responses = g by_response; the sum of g by_square */
+INLINE float multiply(const float *__restrict g, const float *__restrict by_response, const float *__restrict by_square,
+                      float *__restrict of_responses, long filters) {
+  float sum = 0;
+  SUM for (long c = 0; c < filters; c++) {
+    of_responses[c] = g[c] * by_response[c];
+    sum += g[c] * by_square[c];
+  }
+  return sum;
+}
+
+/* The gradients of responses, squares (if asked) and root, from that of out. */
+template <class Kappa>
+static Status backward(const Map &map, const float *root, const float *of_out, float *of_responses, float *of_squares,
+                       float *of_root, int threads) {
+  const long filters = map.filters, padded = map.padded, window = map.window, outputs = map.outputs;
+  const long tiles = filters > WIDEST ? 1 : TILE;
+  if (map.h % map.window_h || map.w % map.window_w) { /* there are positions that no window contains */
+    memset(of_responses, 0, map.n * map.h * map.w * filters * sizeof(float));
+    if (of_squares) memset(of_squares, 0, map.n * map.h * map.w * sizeof(float));
+  }
+  float *copy = root ? padded_copy(root, filters, padded, false) : nullptr;
+  float *sums = root ? (float *)calloc(PARTS * padded * padded, sizeof(float)) : nullptr;
+  bool failed = root && !(copy && sums);
+  PARALLEL for (long part = 0; part < PARTS; part++) {
+    const long end = outputs * (part + 1) / PARTS;
+    float *values = failed ? nullptr : (float *)calloc(tiles * padded * (3 + 2 * window), sizeof(float));
+    if (!values) {
+      failed = true;
+      continue;
+    }
+    float *of_outs = values + tiles * padded, *of_values = of_outs + tiles * padded;
+    float *by_response = of_values + tiles * padded, *by_square = by_response + tiles * window * padded;
+    Walk walk(map, outputs * part / PARTS), again = walk;
+    for (long first = outputs * part / PARTS; first < end; first += tiles) {
+      const long tile = least(tiles, end - first);
+      pooled<Kappa, true>(map, walk, tile, values, padded, by_response, by_square);
+      if (root) {
+        const bool direct = tile == TILE && padded == filters;
+        for (long i = 0; i < tile && !direct; i++)
+          memcpy(of_outs + i * padded, of_out + (first + i) * filters, filters * sizeof(float));
+        const float *given = direct ? of_out + first * filters : of_outs;
+        product(given, padded, 1, copy, of_values, TILE, filters, padded, false);
+        product(given, 1, padded, values, sums + part * padded * padded, padded, tile, padded, true);
+      }
+      const float *response = by_response, *square = by_square;
+      for (long i = 0; i < tile; i++, again.next()) {
+        const float *g = root ? of_values + i * padded : of_out + (first + i) * filters;
+        for (long a = 0; a < map.window_h; a++)
+          for (long b = 0; b < map.window_w; b++, response += filters, square += filters) {
+            const long position = again.position + a * map.w + b;
+            const float sum = multiply(g, response, square, of_responses + position * filters, filters);
+            if (of_squares) of_squares[position] = sum;
+          }
+      }
+    }
+    free(values);
+  }
+  if (root && !failed) {
+    memset(of_root, 0, filters * filters * sizeof(float));
+    for (long part = 0; part < PARTS; part++)
+      for (long i = 0; i < filters; i++)
+        for (long j = 0; j < filters; j++) of_root[i * filters + j] += sums[(part * padded + i) * padded + j];
+  }
+  free(copy);
+  free(sums);
+  return failed ? OUT_OF_MEMORY : DONE;
+}
+
+#define EACH_KERNEL(function, ...)                           \
+  switch (kind) {                                            \
+    case 0: return function<Rbf>(__VA_ARGS__);               \
+    case 1: return function<ArcCosine1>(__VA_ARGS__);        \
+    case 2: return function<ArcCosine2>(__VA_ARGS__);        \
+    default: return UNKNOWN_KERNEL;                          \
+  }
+
+extern "C" int layer_forward(int kind, const float *numbers, const long *shape, const float *responses, const float *squares,
+                             const float *root, float *out, int threads) {
+  const Map map(shape, numbers, responses, squares);
+  if (root && map.filters > WIDEST) return TOO_WIDE;
+  EACH_KERNEL(forward, map, root, out, threads)
+}
+
+extern "C" int layer_backward(int kind, const float *numbers, const long *shape, const float *responses, const float *squares,
+                              const float *root, const float *of_out, float *of_responses, float *of_squares, float *of_root,
+                              int threads) {
+  const Map map(shape, numbers, responses, squares);
+  if (root && map.filters > WIDEST) return TOO_WIDE;
+  EACH_KERNEL(backward, map, root, of_out, of_responses, of_squares, of_root, threads)
+}
+
+/* The patches of a convolution, in the order in which Python passes their numbers. */
+struct Patches {
+  long n, h, w, channels, rows, columns, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+
+  bool single() const { return rows == h && columns == w && kernel_h * kernel_w == 1; } /* each pixel is a patch */
+  long row(long y, long a) const { return y * stride_h - padding_h + a * dilation_h; }
+  bool inside(long row) const { return row >= 0 && row < h; }
+};
+
+/* |x|^2 of each pixel, with a fixed number of channels where there are few. */
+INLINE void pixel_squares(const float *__restrict x, float *__restrict squares, long pixels, const long channels) {
+  for (long q = 0; q < pixels; q++) {
+    float sum = 0;
+    SUM for (long c = 0; c < channels; c++) sum += x[q * channels + c] * x[q * channels + c];
+    squares[q] = sum;
+  }
+}
+
+
+INLINE void add(const float *__restrict from, float *__restrict to, long n) {
+  SIMD for (long i = 0; i < n; i++) to[i] += from[i];
+}
+
+/* Squared norms of all patches: over channels, then a box filter, over rows first. `pixels` has room for (n, h, w). */
+extern "C" int patch_squares(const long *shape, const float *x, float *pixels, float *squares, int threads) {
+  const Patches &p = *(const Patches *)shape;
+  bool failed = false;
+  PARALLEL for (long i = 0; i < p.n; i++) {
+    float *image = pixels + i * p.h * p.w;
+    const float *source = x + i * p.h * p.w * p.channels;
+    switch (p.channels) {
+      case 1: pixel_squares(source, image, p.h * p.w, 1); break;
+      case 3: pixel_squares(source, image, p.h * p.w, 3); break;
+      case 8: pixel_squares(source, image, p.h * p.w, 8); break;
+      default: pixel_squares(source, image, p.h * p.w, p.channels);
+    }
+    if (p.single()) continue; /* pixels are squares */
+    float *line = (float *)calloc(p.w + 2 * p.padding_w, sizeof(float));
+    failed = failed || !line;
+    for (long y = 0; line && y < p.rows; y++) {
+      float *out = squares + (i * p.rows + y) * p.columns;
+      memset(line, 0, (p.w + 2 * p.padding_w) * sizeof(float));
+      memset(out, 0, p.columns * sizeof(float));
+      for (long a = 0; a < p.kernel_h; a++)
+        if (p.inside(p.row(y, a))) add(image + p.row(y, a) * p.w, line + p.padding_w, p.w);
+      for (long b = 0; b < p.kernel_w; b++) {
+        const float *from = line + b * p.dilation_w;
+        if (p.stride_w == 1) add(from, out, p.columns);
+        else
+          for (long c = 0; c < p.columns; c++) out[c] += from[c * p.stride_w];
+      }
+    }
+    free(line);
+  }
+  return failed ? OUT_OF_MEMORY : DONE;
+}
+
+/* Add to of_x the gradient of x through patch_squares, the box filter transposed. `pixels` has room for (n, h, w). */
+extern "C" int patch_squares_backward(const long *shape, const float *x, const float *of_squares, float *pixels, float *of_x,
+                                      int threads) {
+  const Patches &p = *(const Patches *)shape;
+  bool failed = false;
+  PARALLEL for (long i = 0; i < p.n; i++) {
+    float *image = pixels + i * p.h * p.w;
+    float *line = p.single() ? nullptr : (float *)malloc((p.w + 2 * p.padding_w) * sizeof(float));
+    if (!p.single()) memset(image, 0, p.h * p.w * sizeof(float));
+    failed = failed || !(line || p.single());
+    for (long y = 0; line && y < p.rows; y++) {
+      const float *given = of_squares + (i * p.rows + y) * p.columns;
+      memset(line, 0, (p.w + 2 * p.padding_w) * sizeof(float));
+      for (long b = 0; b < p.kernel_w; b++) {
+        float *to = line + b * p.dilation_w;
+        if (p.stride_w == 1) add(given, to, p.columns);
+        else
+          for (long c = 0; c < p.columns; c++) to[c * p.stride_w] += given[c];
+      }
+      for (long a = 0; a < p.kernel_h; a++)
+        if (p.inside(p.row(y, a))) add(line + p.padding_w, image + p.row(y, a) * p.w, p.w);
+    }
+    free(line);
+    const float *of_pixels = p.single() ? of_squares + i * p.h * p.w : image;
+    for (long q = 0; q < p.h * p.w; q++) {
+      const float *__restrict pixel = x + (i * p.h * p.w + q) * p.channels;
+      float *__restrict to = of_x + (i * p.h * p.w + q) * p.channels;
+      const float factor = 2 * of_pixels[q];
+      SIMD for (long c = 0; c < p.channels; c++) to[c] += factor * pixel[c];
+    }
+  }
+  return failed ? OUT_OF_MEMORY : DONE;
+}

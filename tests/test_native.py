@@ -1,0 +1,204 @@
+"""The compiled layer: the numbers of the plain one, whatever the geometry, and what happens without a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from torchckn.errors import ConfigError
+from torchckn.kernels import ArcCosine, Kernel, RBFSphere
+from torchckn.nn import KernelConv2d, native
+from torchckn.nn.functional import kernel_conv2d
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain layer is used and tested")
+
+COMPILED = [RBFSphere(0.6), RBFSphere(0.1), ArcCosine(1), ArcCosine(2)]
+
+
+def layer_and_gradients(
+    dtype: torch.dtype, kernel: Kernel, x: Tensor, filters: Tensor | None, root: Tensor, **geometry: object
+):
+    """The output of the layer and its gradients, in float64."""
+    leaves = [None if tensor is None else tensor.to(dtype).requires_grad_() for tensor in (x, filters, root)]
+    out = kernel_conv2d(*leaves, kernel, **geometry)  # type: ignore[arg-type]
+    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape)
+    (out * weights.to(dtype)).sum().backward()
+    return [out.detach().double(), *(leaf.grad.double() for leaf in leaves if leaf is not None)]
+
+
+def assert_same(left: list[Tensor], right: list[Tensor], tolerance: float = 2e-5) -> None:
+    for a, b in zip(left, right, strict=True):
+        assert a.shape == b.shape
+        assert (a - b).norm() <= tolerance * b.norm() + 1e-12
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    kernel=st.sampled_from(COMPILED),
+    images=st.integers(1, 5),
+    size=st.tuples(st.integers(5, 9), st.integers(5, 9)),
+    channels=st.integers(1, 9),
+    filters=st.sampled_from([1, 3, 8, 10, 16, 17, 32, 33, 40]),
+    kernel_size=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    pool=st.sampled_from([None, 2, 3, "overlapping", "global"]),
+    blank=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_the_compiled_layer_equals_the_plain_one_in_double_precision(
+    kernel, images, size, channels, filters, kernel_size, stride, padding, dilation, pool, blank, seed
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(images, channels, *size, generator=generator, dtype=torch.float64)
+    if blank:
+        x[0] = 0
+    weight = torch.randn(filters, channels, *kernel_size, generator=generator, dtype=torch.float64)
+    weight = weight / weight.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
+    root = torch.randn(filters, filters, generator=generator, dtype=torch.float64)
+    pools = {"overlapping": nn.AvgPool2d(2, 1), "global": nn.AdaptiveAvgPool2d(1)}
+    spread = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, p, d, k, s in zip(size, padding, dilation, kernel_size, stride, strict=True)
+    ]
+    if (isinstance(pool, int) and min(spread) < pool) or (pool == "overlapping" and min(spread) < 2):
+        pool = None
+    module = pools.get(pool, nn.AvgPool2d(pool) if isinstance(pool, int) else None)
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "pool": module}
+    with native.use("require"):
+        compiled = layer_and_gradients(torch.float32, kernel, x, weight, root, **geometry)
+    plain = layer_and_gradients(torch.float64, kernel, x, weight, root, **geometry)
+    # The slope of order 1 changes like a square root near t = 1, which makes the square root of float32's rounding error visible.
+    assert_same(compiled, plain, 1e-3 if kernel is COMPILED[2] else 5e-5)
+
+
+@pytest.mark.parametrize("kernel", COMPILED, ids=str)
+@pytest.mark.parametrize("channels", [5, 32, 48])
+def test_the_compiled_identity_layer_equals_the_plain_one(kernel: Kernel, channels: int, generator: torch.Generator) -> None:
+    x = torch.randn(3, channels, 6, 7, generator=generator, dtype=torch.float64)
+    root = torch.randn(channels, channels, generator=generator, dtype=torch.float64)
+    compiled = layer_and_gradients(torch.float32, kernel, x, None, root, pool=nn.AvgPool2d(2))
+    assert_same(compiled, layer_and_gradients(torch.float64, kernel, x, None, root, pool=nn.AvgPool2d(2)))
+
+
+def test_any_memory_layout_gives_the_same_numbers(generator: torch.Generator) -> None:
+    layer = KernelConv2d(4, 8, 3, padding=1, generator=generator)
+    x = torch.randn(2, 4, 12, 12, generator=generator)
+    sliced = x.repeat_interleave(2, 3)[:, :, :, ::2]
+    expanded = x[:, :1].expand(-1, 4, -1, -1)
+    results = [layer(x), layer(x.contiguous(memory_format=torch.channels_last)), layer(sliced)]
+    assert all(torch.equal(results[0], other) for other in results[1:])
+    torch.testing.assert_close(layer(expanded), layer(expanded.clone()))
+
+
+def test_results_do_not_depend_on_the_number_of_threads(generator: torch.Generator) -> None:
+    layer = KernelConv2d(3, 16, 3, pool=nn.AvgPool2d(2), generator=generator)
+    x = torch.randn(9, 3, 20, 20, generator=generator, requires_grad=True)
+    before, gradients = torch.get_num_threads(), []
+    weight, root = layer.weight.detach().requires_grad_(), layer.projection().detach().requires_grad_()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = kernel_conv2d(x, None, root[:3, :3], layer.kernel)
+            out = kernel_conv2d(out, weight, root, layer.kernel, pool=layer.pool)
+            gradients.append([out.detach(), *torch.autograd.grad(out.square().sum(), (root,))])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in gradients[1:] for a, b in zip(gradients[0], other, strict=True))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_not_finite(value: float) -> None:
+    x = torch.ones(2, 1, 8, 8)
+    x[1, 0, 4, 4] = value
+    for setting in ("off", "require"):
+        with native.use(setting):  # type: ignore[arg-type]
+            out = KernelConv2d(1, 8, 3)(x)
+        assert torch.isfinite(out[0]).all()
+        assert not torch.isfinite(out[1]).all()
+
+
+def test_a_second_backward_pass_gives_the_same_gradient(generator: torch.Generator) -> None:
+    layer = KernelConv2d(2, 8, 3, generator=generator)
+    out = layer(torch.randn(2, 2, 6, 6, generator=generator)).sum()
+    (first,) = torch.autograd.grad(out, layer.weight, retain_graph=True)
+    (second,) = torch.autograd.grad(out, layer.weight)
+    assert torch.equal(first, second)
+
+
+def test_kernels_without_compiled_code_are_computed_in_plain_torch() -> None:
+    class Wider(RBFSphere):
+        def kappa(self, t: Tensor) -> Tensor:
+            return super().kappa(t) ** 2
+
+    assert Wider(0.6).native() is None
+    assert RBFSphere(0.6, trainable=True).native() is None
+    assert ArcCosine(0).native() is None
+
+
+# Without a compiler
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
+
+
+CODE = """
+import torch
+from torchckn.nn import KernelConv2d, native
+print(KernelConv2d(1, 8, 3)(torch.ones(1, 1, 5, 5)).shape, native.status())
+"""
+
+
+def test_without_a_compiler_the_layer_runs_in_plain_torch(tmp_path: Path) -> None:
+    done = run(CODE, CXX="no-such-compiler", XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "plain torch (no C++ compiler (no-such-compiler) is installed)" in done.stdout
+
+
+def test_a_compiler_that_fails_is_reported_and_not_fatal(tmp_path: Path) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'internal error' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    done = run(CODE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "could not compile layer.cpp: internal error" in done.stdout
+    required = run(CODE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path), TORCHCKN_NATIVE="require")
+    assert "TORCHCKN_NATIVE=require expected code that can be compiled and loaded" in required.stderr
+
+
+def test_compiled_code_is_kept_in_a_folder_that_only_its_owner_can_write(tmp_path: Path) -> None:
+    done = run(CODE, XDG_CACHE_HOME=str(tmp_path))
+    assert "compiled by" in done.stdout, done.stderr
+    folder = tmp_path / "torchckn" / "native"
+    (library,) = folder.iterdir()
+    assert not folder.stat().st_mode & 0o077
+    built = library.stat().st_mtime_ns
+    assert "compiled by" in run(CODE, XDG_CACHE_HOME=str(tmp_path)).stdout
+    assert library.stat().st_mtime_ns == built  # not compiled again
+    folder.chmod(0o777)  # anyone could put another library there: it is not used
+    library.write_text("not a library")
+    assert "compiled by" in run(CODE, XDG_CACHE_HOME=str(tmp_path)).stdout
+
+
+def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHCKN_NATIVE", "on")
+    with pytest.raises(ConfigError, match="unknown the environment variable TORCHCKN_NATIVE 'on'"):
+        native.library()
+    with pytest.raises(ConfigError, match="unknown native.use 'yes'"), native.use("yes"):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_wrong_call_of_the_library_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        native.call("layer_forward", 99, None, (ctypes.c_long * 7)(0, 1, 1, 1, 1, 1, 1), None, None, None, None)
