@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import torchckn
 from torchckn import data, translate, zoo
 from torchckn.errors import ConfigError, DataError
-from torchckn.fit import classifier, evaluate, extract_features, fit_filters, fit_head, spherical_kmeans
+from torchckn.fit import classifier, evaluate, extract_features, fit_filters, fit_head, solvers, spherical_kmeans
 from torchckn.fit.activations import Activations
 from torchckn.fit.classifier import fit_classifier
 from torchckn.fit.filters import pick_patches, sample_patches, windows
@@ -330,7 +330,11 @@ def multinomial_objective(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: 
 
 
 @pytest.mark.parametrize("lam", [1e-1, 1e-3, 1e-6])
-def test_the_multinomial_head_is_the_minimiser_that_scikit_learn_finds(lam: float) -> None:
+@pytest.mark.parametrize("most", [0, solvers.Multinomial._MOST])  # preconditioned by a covariance, by the Hessian
+def test_the_multinomial_head_is_the_minimiser_that_scikit_learn_finds(
+    lam: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solvers.Multinomial, "_MOST", most)
     x, y = features()
     weight, bias, _ = fit_classifier(x, y, 4, lam=lam)
     # scikit-learn's objective is C sum_i loss_i + |w|^2 / 2
@@ -434,11 +438,34 @@ def test_features_that_are_not_finite_are_refused() -> None:
 def test_preconditioning_saves_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = features(2000, 60)
     valid = features(100, 60, seed=1)
-    (ours,) = fit_classifier(x, y, 4, *valid, lambdas=[2.0**-12])[2].curve
-    monkeypatch.setattr(classifier._Multinomial, "_curvature", lambda self, w, b, lam: torch.eye(60, dtype=torch.float64))
-    (plain,) = fit_classifier(x, y, 4, *valid, lambdas=[2.0**-12])[2].curve
-    assert ours.evaluations < 0.7 * plain.evaluations
-    assert ours.objective <= plain.objective * 1.001
+
+    def score() -> classifier.LambdaScore:
+        return fit_classifier(x, y, 4, *valid, lambdas=[2.0**-12])[2].curve[0]
+
+    by_hessian = score()
+    monkeypatch.setattr(solvers.Multinomial, "_MOST", 0)
+    by_covariance = score()
+    monkeypatch.setattr(solvers, "_factor", lambda matrix: torch.eye(len(matrix), dtype=torch.float64))
+    plain = score()
+    assert by_hessian.evaluations < 0.7 * by_covariance.evaluations < 0.7 * 0.7 * plain.evaluations
+    assert max(by_hessian.objective, by_covariance.objective) <= plain.objective * 1.001
+
+
+def test_the_preconditioner_of_few_features_is_the_hessian() -> None:
+    x = torch.cat([torch.randn(5000, 4, generator=seeded()).double(), torch.ones(5000, 1).double()], 1)
+    y = torch.randint(3, (5000,), generator=seeded())
+    v = torch.randn(5, 3, generator=seeded()).double()
+
+    def objective(flat: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x @ flat.view(5, 3), y) + 0.1 * flat.view(5, 3)[:-1].square().sum()
+
+    coordinates = solvers._OfAll(x, torch.softmax(x @ v, 1), 0.1)
+    hessian = torch.autograd.functional.hessian(objective, v.flatten())
+    torch.testing.assert_close(coordinates.factor @ coordinates.factor.T, hessian, atol=1e-6, rtol=0)
+    torch.testing.assert_close(coordinates.decode(coordinates.encode(v)), v)
+    gradient = torch.autograd.functional.jacobian(objective, v.flatten())
+    in_u = torch.autograd.functional.jacobian(lambda u: objective(coordinates.decode(u).flatten()), coordinates.encode(v))
+    torch.testing.assert_close(coordinates.gradient(gradient.view(5, 3)), in_u)
 
 
 def test_refitting_uses_validation_images_too() -> None:

@@ -2,7 +2,7 @@ r"""Unsupervised filters: spherical k-means on patches, layer after layer.
 
 Paper: section 3.1 ("Approximating the kernels"), section 5.1 (10,000 randomly sampled non-constant patches per layer, all from
 different images) and the initialisation of Algorithm 2. A layer's patches are those that its forward pass sees: with its padding
-and stride, after all that comes before it. Read next: :mod:`torchckn.fit.classifier`.
+and stride, after all that comes before it. Read next: :mod:`torchckn.fit.solvers`.
 """
 
 from __future__ import annotations
