@@ -461,6 +461,8 @@ BAD: list[tuple[str, int, str]] = [
     ("train --data {p}/digits.npz --lr fast --run {p}/new2", 2, "unknown learning rate 'fast'"),
     ("train --data {p}/digits.npz --lr true --run {p}/new5", 2, "unknown learning rate 'true'"),
     ("train --data {p}/digits.npz --kind convnet --kernel match", 2, "kernel is for ckn only"),
+    ("train --data {p}/digits.npz --kind convnet --preset fast", 2, "--preset is for kernel networks by ulr"),
+    ("train --data {p}/digits.npz --preset fats", 2, "unknown preset 'fats'.*Did you mean 'fast'"),
     ("train --data {p}/digits.npz --device gpu", 2, "device = 'gpu' cannot be used here"),
     ("train --data {p}/digits.npz --init-std 3", 2, "init_std is for convnet only"),
     ("train --data {p}/digits.npz --method sgo --tau 1", 2, "tau is for ulr only"),

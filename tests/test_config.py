@@ -8,15 +8,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import tomli_w
 import torch
 
 import torchckn
-from torchckn import TrainConfig, cli, data, runs, settings
+from torchckn import ConfigError, TrainConfig, cli, data, runs, settings
 from torchckn.choices import DataSetName
+from torchckn.fit.config import PRESETS
 from torchckn.fit.schedules import Search
 
 from .training import digits, network, trained
@@ -168,3 +169,15 @@ def test_flags_show_no_type_in_help(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         with pytest.raises(SystemExit):
             cli.main()
         assert "<bool>" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["fast", "accurate"])
+def test_a_preset_is_a_configuration_that_other_options_take_precedence_over(name: Any) -> None:
+    config = TrainConfig.preset(name)
+    assert all(getattr(config, key) == value for key, value in PRESETS[name].items())
+    assert TrainConfig.preset(name, steps=7) == config.replace(steps=7)
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown preset 'fats'.*Did you mean 'fast'"):
+        TrainConfig.preset("fats")  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,23 +14,24 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchckn
 from torchckn import ConfigError, zoo
-from torchckn.fit import chunks, methods
+from torchckn.fit import HeadFit, chunks, loop, methods
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.fit.schedules import Search
 from torchckn.fit.sphere import tangent
-from torchckn.graph import Dense, Graph
+from torchckn.graph import Conv, Dense, Graph, Whiten
+from torchckn.nn import whitening
 
 from .training import OPTIONS, convnet, digits, dropping, mnist_mini, network, trained
 
 
 def test_ultimate_layer_reversal_learns() -> None:
-    ckn, result = trained(steps=30, lr="cosine:0.125", method="ulr")
+    ckn, result = trained(steps=40, lr="cosine:0.125", method="ulr")
     assert result.start is not None
     assert result.start.accuracy is not None
     assert result.head is not None
     assert result.head.accuracy is not None
     assert result.head.accuracy > result.start.accuracy + 0.03
-    assert [record["step"] for record in result.history] == list(range(31))
+    assert [record["step"] for record in result.history] == list(range(41))
     assert result.history[-1]["loss"] < result.history[1]["loss"]
     assert result.history[-1]["seconds"] <= result.seconds
     norms = ckn.layers["conv"].filter_matrix().norm(dim=1)
@@ -255,3 +257,59 @@ def test_a_convnet_starts_from_its_own_random_classifier() -> None:
     assert result.lam == 2**-17
     torchckn.train(convnet, part, part, method="sgd", steps=1, lr=1e-9, lam=0.5, final_head=False)
     assert float(convnet.lam) == 0.5
+
+
+def test_an_image_is_whitened_once_in_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    plainly = whitening.whitening_matrices
+    monkeypatch.setattr(whitening, "whitening_matrices", lambda x, *a: computed.append(len(x)) or plainly(x, *a))
+
+    def weights() -> dict[str, Tensor]:
+        nodes = [Whiten("whiten"), Conv("conv", filters=4), Dense("dense", filters=5)]
+        net = torchckn.CKN(Graph((1, 14, 14), nodes), generator=torch.Generator().manual_seed(0))
+        return trained(net, steps=3)[0].state_dict()
+
+    kept = weights()
+    assert sum(computed) == 1 + 300 + 100  # one to see what a matrix is like, then those for training and validation
+    monkeypatch.setattr(whitening.KeptMatrices, "of", lambda self, images, compute: compute(images))
+    assert all(torch.equal(value, kept[name]) for name, value in weights().items())
+    assert sum(computed) > 4 * 401
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_first_classifier_may_be_fitted_to_some_of_the_images(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[Tensor] = []
+    plainly = loop.fit_head
+
+    def fit_head(net: torchckn.CKN, images: Any, *others: Any, **options: Any) -> HeadFit:
+        fitted.append(images[0] if isinstance(images, tuple) else images)
+        return plainly(net, images, *others, **options)
+
+    monkeypatch.setattr(loop, "fit_head", fit_head)
+    train_data, valid_data = digits()
+    everything: Any = DataLoader(TensorDataset(*train_data), 64) if stream else train_data
+    torchckn.train(network(), everything, valid_data, **OPTIONS, steps=1, start_images=150)
+    some = {tuple(image.flatten().tolist()) for image in fitted[0]}
+    assert len(some) == len(fitted[0]) == (128 if stream else 150)
+    assert some < {tuple(image.flatten().tolist()) for image in train_data[0]}
+    assert fitted[1] is (everything if stream else train_data[0])
+    torchckn.train(network(), train_data, valid_data, **OPTIONS, steps=1, start_images=300)
+    assert fitted[2] is train_data[0]
+
+
+def test_the_validation_before_the_first_step_is_that_of_the_first_classifier() -> None:
+    net, (train_data, valid_data) = network(), digits()
+    result = torchckn.train(net, train_data, valid_data, **OPTIONS, steps=1, lr=1e-12, final_head=False, start_images=200)
+    assert result.start is not None
+    assert result.history[0]["valid_accuracy"] == result.start.accuracy
+    (score,) = [score for score in result.start.curve if score.lam == result.start.lam]
+    assert result.history[0]["valid_loss"] == score.loss
+    other = network()
+    generator = torch.Generator().manual_seed(0)
+    torchckn.fit_filters(other, train_data, OPTIONS["patches"], generator=generator)
+    fit = torchckn.fit_head(other, train_data, valid_data, lambdas=OPTIONS["lambdas"])
+    again = torchckn.train(other, train_data, valid_data, **OPTIONS, steps=1, final_head=False)  # nothing to fit: validated
+    assert again.start is None
+    assert again.history[0]["valid_accuracy"] == pytest.approx(fit.accuracy)
+    (score,) = [score for score in fit.curve if score.lam == fit.lam]
+    assert again.history[0]["valid_loss"] == pytest.approx(score.loss, rel=1e-4)

@@ -27,6 +27,7 @@ TrainingMethod = Literal["ulr", "sgo", "sgo-ball", "sgd"]
 Loss = Literal["multinomial", "square"]
 Hessian = Literal["full", "diag", "cg", "auto"]
 HeadUpdate = Literal["exact", "reuse"]
+PresetName = Literal["fast", "accurate"]
 PenaltySearch = Literal["path", "exhaustive"]
 Chunk = int | Literal["auto", "all"]
 

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ..choices import PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
-from ..fit.config import TrainConfig
+from ..fit.config import PRESETS, TrainConfig
 from ..settings import Settings, read_settings, settings_from
-from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, print_json, settings_options, show
+from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
 
 
 def demo(
@@ -44,6 +45,15 @@ def train(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Resume the run in this folder; with more --steps, train it further.")
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="|".join(PRESETS),
+            help="Options for a short training (fast) or a longer one (accurate); other options take precedence.",
+            autocompletion=completion(list(PRESETS)),
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file with these options' names as keys.")] = None,
     data_dir: DataDir = None,
     tensorboard: Annotated[
@@ -57,11 +67,11 @@ def train(
 
     Example: [bold]torchckn train lenet5 --filters 16 --data mnist-mini --steps 100 --run runs/first[/bold]
     """
-    if resume is not None and (config or run):
+    if resume is not None and (config or run or preset):
         raise ConfigError(
-            "--resume takes a run with the options it has, so give no --config and no --run; only --steps may grow"
+            "--resume takes a run with the options it has, so give no --config, --preset or --run; only --steps may grow"
         )
-    settings = _resumed(resume, network, given) if resume else _asked_for(network, config, given)
+    settings = _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given)
 
     import torch
 
@@ -105,16 +115,28 @@ def train(
     )
 
 
-def _asked_for(network: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
-    """Settings from a file and the command line, whose options take precedence."""
+def _asked_for(network: str | None, preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
+    """Settings from a preset, a file and the command line; later ones take precedence."""
     values = read_settings(config) if config else {}
     values |= given | ({"network": network} if network else {})
-    settings = settings_from(values, str(config) if config and not given else "train")
+    settings = settings_from(_preset(preset, values) | values, str(config) if config and not given else "train")
+    if preset is not None and settings.method != "ulr":
+        raise ConfigError(
+            f"--preset is for kernel networks by ulr, and this is {settings.kind} by {settings.method}; leave it out"
+        )
     for name in values:
         owner = metadata_of(Settings.all_options()[name]).get("only_for")
         if owner is not None and owner not in (settings.kind, settings.method):
             raise ConfigError(f"{name} is for {owner} only, and this is {settings.kind} by {settings.method}; leave it out")
     return settings.replace(network=_resolved(settings.network))
+
+
+def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
+    """The options of a preset; without its steps if epochs are asked for."""
+    if name is None:
+        return {}
+    check_choice("preset", name, PresetName)
+    return {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
 
 
 def _resolved(network: str) -> str:

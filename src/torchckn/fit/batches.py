@@ -65,6 +65,13 @@ class TrainingBatches:
             return self._from_stream()
         return self._take(torch.randperm(self.count, generator=self.generator)[: self.batch_size])
 
+    def sample(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Some images at random, each once, leaving the order of training as it is; None if there are no more than that."""
+        if self.streams:
+            parts = [self._from_stream() for _ in range(max(1, count // self.batch_size))]
+            return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+        return self._take(torch.randperm(self.count, generator=self.generator)[:count]) if count < self.count else None
+
     def state(self) -> dict[str, Tensor]:
         return {"order": self.order, "place": torch.tensor([self.epoch, self.position])}
 

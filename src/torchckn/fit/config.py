@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import field_serializer, field_validator
 
-from ..choices import Chunk, HeadUpdate, Hessian, Loss, TrainingMethod
+from ..choices import Chunk, HeadUpdate, Hessian, Loss, PresetName, TrainingMethod, check_choice
 from ..config import Config, option
 from ..errors import ConfigError
 from . import schedules
@@ -37,6 +37,25 @@ METHOD_DEFAULTS: dict[TrainingMethod, dict[str, Any]] = {
     "sgo": {"lr": "search", "momentum": 0.0},
     "sgo-ball": {"lr": "root:1", "momentum": 0.0},
     "sgd": {"lr": "cosine:0.3", "momentum": 0.9},
+}
+
+# Accuracy on 10,000 validation images of MNIST: LeNet-5 with its own widths, 3,000 patches, first classifier on 10,000 images.
+# 150 steps from 0.02, 0.03, 0.06: 98.2, 98.4, 98.1 %; of 512 images, 75 steps: 98.2 %; of 128, 300 steps: 98.2 %.
+# 250 steps from 0.03 with tau 2^-3, 2^-5, 2^-7: 98.5, 98.5, 98.6 %; momentum 0.8 and from 0.05: 98.5 %.
+# But with tau 2^-7 another seed diverged (95.9 %; 98.4 % with 2^-5), so the largest of them is taken.
+# 500 steps, tau 2^-5: 98.7 %. (With 32 filters per layer 150 steps take half as long again, and have 98.4 %.)
+_QUICK: dict[str, Any] = {
+    "lr": "cosine:0.03",
+    "tau": 2**-3,
+    "head_update": "reuse",
+    "patches": 3000,
+    "start_images": 10_000,
+    "evaluate_every": MOST,
+}
+#: options of kernel networks that are set by one word
+PRESETS: dict[PresetName, dict[str, Any]] = {
+    "fast": _QUICK | {"steps": 250},
+    "accurate": _QUICK | {"steps": 600},
 }
 
 
@@ -118,6 +137,13 @@ class TrainConfig(MethodOptions):
     lambdas: tuple[float, ...] | None = option(
         None, "L2 penalties to choose from; by default the paper's, 2^0 to 2^-40.", heading=CLASSIFIER, min_length=1
     )
+    start_images: int | None = option(
+        None,
+        "Training images for the first classifier, before the steps; by default all.",
+        heading=CLASSIFIER,
+        ge=1,
+        shapes_start=True,
+    )
     final_head: bool = option(True, "Refit the classifier on all features at the end.", heading=CLASSIFIER)
     patches: int = option(
         10_000, "Patches per layer for the unsupervised filters.", heading=FILTERS, only_for="ckn", shapes_start=True, ge=1
@@ -155,6 +181,17 @@ class TrainConfig(MethodOptions):
         if lambdas is not None and not all(value >= 0 for value in lambdas):
             raise ConfigError(f"lambdas: expected numbers >= 0, got {list(lambdas)}")
         return lambdas
+
+    @classmethod
+    def preset(cls, name: PresetName, **overrides: Any) -> TrainConfig:
+        """The options of a preset, ``"fast"`` or ``"accurate"``, with others in their place where they are given.
+
+        Example:
+            >>> TrainConfig.preset("fast", seed=1).head_update
+            'reuse'
+        """
+        check_choice("preset", name, PresetName)
+        return cls(**PRESETS[name] | overrides)
 
     def resolved(self, method: TrainingMethod, images: int | None) -> TrainConfig:
         """With the defaults filled in that depend on the method and on the number of training images.

@@ -132,7 +132,7 @@ class TrainingLoop:
         if self.steps:
             self.method = self.method_class(self.net, self.config)
         self.seconds += time.perf_counter() - clock
-        first = {"step": 0, **self._validation(), "seconds": self.seconds}
+        first = {"step": 0, **(self._validation_of(self.start) or self._validation()), "seconds": self.seconds}
         self.history.append(first)
         self._tell("on_train_start")
         if "valid_accuracy" in first:
@@ -166,12 +166,13 @@ class TrainingLoop:
             fit_filters(net, self.train_data, config.patches, generator=self.generator, progress=self.progress)
         other_penalty = config.lam is not None and float(net.lam) != config.lam
         if not net.lam >= 0 or other_penalty or net.head_loss not in (config.loss, None):
-            self.start = self._fit_head(config.lam)
+            some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
+            self.start = self._fit_head(config.lam, self.train_data if some is None else some)
 
-    def _fit_head(self, lam: float | None) -> HeadFit:
+    def _fit_head(self, lam: float | None, train_data: Any) -> HeadFit:
         return fit_head(
             self.net,
-            self.train_data,
+            train_data,
             self.valid_data,
             loss=self.config.loss,
             lam=lam,
@@ -216,7 +217,7 @@ class TrainingLoop:
         lam = float(self.net.lam)
         head = self.start if not self.steps else None  # which was fitted to these very features
         if self.config.final_head and head is None:
-            head = self._fit_head(lam if self.valid_data is None else self.config.lam)
+            head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data)
         self.seconds += time.perf_counter() - clock
         result = TrainResult(self.history, lam, self.start, head, self.seconds, self.step, self.stop_reason)
         if self.run:
@@ -284,6 +285,13 @@ class TrainingLoop:
                 self.scale *= BACK_OFF
         else:
             self.epoch_accuracy, self.epoch_state = accuracy, self.method.state()
+
+    def _validation_of(self, head: HeadFit | None) -> Record:
+        """What the choice of a classifier's penalty has measured on the validation data already, if it has."""
+        scores = [score for score in head.curve if score.lam == head.lam] if head else []
+        if not scores or self.config.loss != "multinomial":
+            return {}
+        return {"valid_accuracy": scores[0].accuracy, "valid_loss": scores[0].loss}
 
     def _validation(self) -> Record:
         if self.valid_data is None:

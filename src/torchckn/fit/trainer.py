@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..data.batches import batches, size_of
 from ..errors import ConfigError
 from ..network import Classifier, modes_kept
+from ..nn.whitening import whitening_kept
 from ..runs import Run
 from .batches import TrainingBatches
 from .callbacks import Callback, Checkpoints, EarlyStopping, FilterSnapshots, KeepBest, MetricsFile, ProgressBar
@@ -85,6 +86,7 @@ def train(
         modes_kept(net),
         net.training_only(config.trainable, config.bandwidths),
         _torch_seeded(generator),
+        whitening_kept(net),
         torch.enable_grad(),
     ):
         if config.steps and not net.parameter_groups():
