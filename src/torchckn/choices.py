@@ -17,6 +17,7 @@ Correspondence = Literal["exact", "inexact", "kept", "dropped"]
 Init = Literal["kmeans", "sample", "random", "identity"]
 FilterMethod = Literal["kmeans", "sample", "random"]
 RootMethod = Literal["auto", "eigh", "newton", "svd"]
+RootBlock = int | Literal["auto", "all"]
 
 # Data
 DataSetName = Literal["cifar10", "fashion-mnist", "mnist", "mnist-mini"]
