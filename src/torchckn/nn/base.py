@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from ..choices import Init, check_choice
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
+from .checks import require
+from .devices import wide_dtype
 from .functional import precomputed_projection, projection
 from .geometry import draw_normal
-from .invsqrt import check_method, wide_dtype
+from .invsqrt import check_method
 
 
 class KernelLayer(nn.Module):
@@ -81,10 +83,12 @@ class KernelLayer(nn.Module):
         norms = torch.linalg.vector_norm(self.weight.flatten(-self._filter_dims), dim=-1)
         if norms.is_meta:
             return self
-        if not bool(((norms > 0) & norms.isfinite()).all()):
-            raise NumericalError(
+        require(
+            (norms > 0) & norms.isfinite(),
+            lambda: NumericalError(
                 "expected filters that can be normalized, got a filter that is all zero or not finite; set it to other values"
-            )
+            ),
+        )
         self.weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
         return self
 
@@ -151,16 +155,22 @@ class KernelLayer(nn.Module):
     def _check_filters(self, weight: Tensor) -> None:
         if torch.compiler.is_compiling():
             return
-        if self.init == "identity" and not torch.equal(weight, torch.eye(len(weight)).to(weight)):
-            raise NumericalError(
-                "expected the fixed filters of an identity layer, got changed ones; build the layer with init='kmeans'"
+        if self.init == "identity":
+            identity = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+            require(
+                weight.detach() == identity,
+                lambda: NumericalError(
+                    "expected the fixed filters of an identity layer, got changed ones; build the layer with init='kmeans'"
+                ),
             )
         low, high = torch.linalg.vector_norm(weight.detach(), dim=-1).aminmax()
-        if not (low > 0.9 and high < 1.1):
-            raise NumericalError(
+        require(
+            (low > 0.9) & (high < 1.1),
+            lambda: NumericalError(
                 f"{type(self).__name__} expected filters of norm 1, got norms from {low.item():.3g} to {high.item():.3g}; "
                 "train with torchckn.fit.SphereSGD, or call network.normalize_() (or layer.normalize_()) after each step"
-            )
+            ),
+        )
 
     def extra_repr(self) -> str:
         blocks = "" if self.root_block is None else f", root_block={self.root_block}"

@@ -29,8 +29,10 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..kernels import Kernel, Linear
+from .checks import reads_now, require
+from .devices import prefers_channels_last, wide_dtype
 from .geometry import Pair
-from .invsqrt import inverse_sqrt, precomputed_inverse_sqrt, resolve_method, wide_dtype
+from .invsqrt import inverse_sqrt, precomputed_inverse_sqrt, resolve_method
 
 
 def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
@@ -159,7 +161,7 @@ def _split(x: Tensor, groups: int) -> Tensor:
 
 def fast_layout(x: Tensor) -> Tensor:
     """Images in the memory layout with the fastest elementwise operations: on a CPU, channels last."""
-    if x.device.type != "cpu" or x.stride(1) == 1:
+    if not prefers_channels_last(x.device) or x.stride(1) == 1:
         return x
     # For one channel, `contiguous` makes no copy, but the convolution that follows needs the strides of channels last.
     return x.clone(memory_format=torch.channels_last)
@@ -193,10 +195,14 @@ def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel
 
 def check_finite(values: Tensor) -> None:
     """Raise a :class:`DataError` for NaN or infinity: one pass over ``values``, skipped in a compiled graph."""
-    if torch.compiler.is_compiling() or torch.isfinite(values.detach().sum()):
+    # A sum that overflows is looked at again, number by number.
+    if torch.compiler.is_compiling() or (reads_now(values) and torch.isfinite(values.detach().sum())):
         return
-    if not torch.isfinite(values.detach()).all():
-        raise DataError(
-            "a kernel layer expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
-            "images and their scaling, and, in training, try a smaller learning rate"
-        )
+    require(torch.isfinite(values.detach()), _not_finite)
+
+
+def _not_finite() -> DataError:
+    return DataError(
+        "a kernel layer expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
+        "images and their scaling, and, in training, try a smaller learning rate"
+    )
