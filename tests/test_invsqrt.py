@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 import torchckn
 from torchckn.errors import ConfigError, DataError, NumericalError
-from torchckn.nn.invsqrt import choose_method, newton, newton_residual, precomputed_inverse_sqrt
+from torchckn.nn.devices import choose_method
+from torchckn.nn.invsqrt import newton, newton_residual, precomputed_inverse_sqrt
 
 from . import oracles
 

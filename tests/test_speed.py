@@ -9,6 +9,9 @@ import torch
 from benchmarks.measure import median_times, peak_memory
 from benchmarks.tables import BUILD, images_for, infer, prepare_step
 from benchmarks.training import forward_and_backward
+from benchmarks.wide import first_forward, resnet_step, seconds
+
+from torchckn.nn import KernelLinear
 
 pytestmark = pytest.mark.slow
 
@@ -47,3 +50,18 @@ def test_the_closed_form_is_faster_than_newton_on_a_cpu() -> None:
 
     times = median_times({method: functools.partial(run, method) for method in ("eigh", "newton")})
     assert times["eigh"] < times["newton"]
+
+
+@pytest.mark.parametrize("name", ["AlexNet", "VGG-11", "ResNet-50"])
+def test_the_first_forward_of_a_wide_network_takes_less_than_ten_seconds(name: str) -> None:
+    assert first_forward(name) < 10
+
+
+def test_a_training_step_of_resnet_50_takes_less_than_twenty_seconds() -> None:
+    assert seconds(resnet_step()) < 20
+
+
+def test_blocks_of_filters_make_a_wide_root_five_times_faster() -> None:
+    layers = {block: KernelLinear(64, 2048, root_block=block) for block in (256, None)}
+    times = {block: min(seconds(layer.projection) for _ in range(3)) for block, layer in layers.items()}
+    assert times[None] > 5 * times[256]

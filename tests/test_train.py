@@ -139,7 +139,7 @@ def test_both_passes_of_a_large_batch_see_the_same_dropout() -> None:
     net.zero_grad()
     total = sum((net.features(piece).square().sum() for piece in images.split(20)), torch.zeros(()))
     total.backward()
-    assert value == pytest.approx(float(total.detach()), rel=1e-5)
+    assert float(value) == pytest.approx(float(total.detach()), rel=1e-5)
     torch.testing.assert_close(found, net.body[0].weight.grad, rtol=1e-4, atol=1e-4)
 
 

@@ -250,7 +250,7 @@ def test_the_chunked_step_gives_the_gradients_of_the_whole_batch(monkeypatch: py
         assert {name for name in grads if "weight" in name} >= {
             f"layers.{n}.weight" for n in ("layers_conv1", "layers_conv2")
         }
-        found.append((value, eta, grads))
+        found.append((float(value), eta, grads))
     (value, eta, whole), (chunked_value, chunked_eta, chunked) = found
     assert value == pytest.approx(chunked_value, rel=1e-12)
     torch.testing.assert_close(chunked_eta, eta, rtol=1e-10, atol=1e-10)

@@ -168,6 +168,7 @@ def _to_classifier(
         kernel,
         linear_kernel=linear,
         inverse_sqrt=settings.inverse_sqrt,
+        root_block=settings.root_block,
         classes=classes,
         preprocessing=pixels,
         centering=settings.centering,

@@ -18,6 +18,7 @@ Init = Literal["kmeans", "sample", "random", "identity"]
 FilterMethod = Literal["kmeans", "sample", "random"]
 RootMethod = Literal["auto", "eigh", "newton", "svd"]
 Native = Literal["auto", "off", "require"]
+RootBlock = int | Literal["auto", "all"]
 
 # Data
 DataSetName = Literal["cifar10", "fashion-mnist", "mnist", "mnist-mini"]

@@ -39,9 +39,9 @@ from torch import Tensor, nn
 from .errors import ConfigError, DataError, NumericalError, TranslationError
 from .files import write_atomically
 from .network import CKN, Classifier
+from .nn.devices import wide_dtype
 from .nn.functional import kernel_conv2d, kernel_linear, kernel_local2d
 from .nn.geometry import Pair
-from .nn.invsqrt import wide_dtype
 from .nn.layers import KernelConv2d, KernelLinear, KernelLocal2d, KernelSum
 from .nn.pooling import GaussianPool2d
 from .nn.whitening import Whitening

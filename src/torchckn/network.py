@@ -25,6 +25,7 @@ from .errors import ConfigError, DataError, unknown_name
 from .graph import Graph, KernelNode, Standardize
 from .kernels import RBFSphere
 from .nn.base import KernelLayer, sphere_groups
+from .nn.checks import reads_now
 from .nn.functional import check_finite, checking_layers
 from .nn.layers import KernelConv2d, require_same_type
 from .nn.normalize import unit_pixels
@@ -203,7 +204,11 @@ class Classifier(nn.Module):
         if x.dtype == torch.uint8:
             return unit_pixels(x, self.head.weight.detach().to(x.device))
         require_same_type("this network", x, self.head.weight)
-        if not torch.compiler.is_compiling() and x.numel():
+        if torch.compiler.is_compiling() or not x.numel():
+            return x
+        if not reads_now(x):
+            check_finite(x)
+        else:
             low, high = (float(value) for value in x.detach().aminmax())
             if not math.isfinite(high - low):
                 check_finite(x)

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from .choices import Centering, Kind
+from .choices import Centering, Kind, RootBlock
 from .config import Config, metadata_of, option
 from .errors import ConfigError, unknown_name
 from .fit.config import TRAINING_HEADINGS, MethodOptions, TrainConfig
@@ -52,6 +52,12 @@ class Settings(Config):
     inverse_sqrt: str = option(
         "auto",
         "Method of the inverse square root: auto, eigh, newton, newton:50 (iterations), svd.",
+        heading=NETWORK,
+        only_for="ckn",
+    )
+    root_block: RootBlock = option(
+        "auto",
+        "Filters per inverse square root, at most, for wide layers: a number, auto (256), or all.",
         heading=NETWORK,
         only_for="ckn",
     )

@@ -152,6 +152,7 @@ def _without_data(settings: Settings, net: nn.Module, shape: tuple[int, int, int
         kernels.parse(settings.kernel),
         linear_kernel=kernels.parse(settings.linear_kernel),  # type: ignore[arg-type]  # translate refuses "match"
         inverse_sqrt=settings.inverse_sqrt,
+        root_block=settings.root_block,
         centering=settings.centering,
         generator=torch.Generator().manual_seed(settings.training.seed),
     )

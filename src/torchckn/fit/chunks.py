@@ -30,7 +30,7 @@ KEPT = 5 * 2**28
 
 def batch_gradient(
     net: Classifier, images: Tensor, objective: Callable[[Tensor], tuple[Tensor, T]], chunk: Chunk = "auto"
-) -> tuple[float, T]:
+) -> tuple[Tensor, T]:
     """Add the gradient of ``objective(features)`` to the parameters' ``grad``; its value, and what it returns beside it.
 
     Args:
@@ -54,7 +54,7 @@ def batch_gradient(
         torch.set_rng_state(random_state)
         for piece, cotangent in zip(rest, cotangents[len(graphs) :], strict=True):
             _backward(_features(net, piece), cotangent)
-    return float(value.detach()), other
+    return value.detach(), other
 
 
 def _backward(features: Tensor, cotangent: Tensor) -> None:
@@ -68,7 +68,7 @@ def _measured(forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        held[storage.data_ptr()] = storage.nbytes()
+        held[storage._cdata] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..data import batches, size_of
 from ..errors import DataError
 from ..network import Classifier, modes_kept
+from ..nn.checks import require
 from ..progress import progress as show_progress
 
 #: images that go through a network at a time: few enough that what they leave behind stays in the cache
@@ -65,13 +66,20 @@ def evaluate(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: b
     return Evaluation(accuracy, float(F.cross_entropy(scores, labels)), len(labels), predictions.cpu())
 
 
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """1 for the class of each image, 0 for the others: (n,) -> (n, classes). (torch's own looks at the labels on the host.)"""
+    return (labels[:, None] == torch.arange(classes, device=labels.device)).long()
+
+
 def check_labels(labels: Tensor, classes: int) -> Tensor:
     """Labels as whole numbers from 0 to classes - 1."""
     if labels.is_floating_point() or labels.ndim != 1:
         raise DataError(f"labels must be integers, one for each image, got {tuple(labels.shape)} of {labels.dtype}")
-    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
-        raise DataError(
+    require(
+        (labels >= 0) & (labels < classes),
+        lambda: DataError(
             f"labels must be from 0 to {classes - 1} for a head of {classes} classes, got {int(labels.min())} to "
             f"{int(labels.max())}; pass classes=... to translate, or number the classes from 0"
-        )
+        ),
+    )
     return labels.long()

@@ -22,9 +22,11 @@ from torch.optim import SGD, Optimizer
 
 from ..errors import ConfigError, NotFittedError, NumericalError
 from ..network import Classifier
+from ..nn.checks import Deferred
+from ..nn.devices import wide_dtype
 from .chunks import batch_features, batch_gradient
 from .config import MethodOptions as MethodOptions
-from .features import check_labels
+from .features import check_labels, one_hot
 from .sphere import SphereSGD, project_to_ball
 from .ulr import Reduced, reduced_objective, step_head
 
@@ -47,6 +49,7 @@ class Method:
         self.lam = float(net.lam) if options.lam is None else options.lam
         self.momentum = options.momentum or 0.0
         self.optimizers: list[Optimizer] = self._optimizers()
+        self.checks = Deferred()
 
     def _optimizers(self) -> list[Optimizer]:
         """Of the features: filters on their spheres in a kernel network, all parameters but the head's in any other."""
@@ -64,25 +67,27 @@ class Method:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         self.net.train()
-        labels = check_labels(labels, self.net.head.out_features).to(self.net.head.weight.device)
-        value, accuracy = self._descend(images, labels)
-        if not math.isfinite(value):
-            raise NumericalError(f"the objective of a batch is {value}")
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-        self._follow(images, labels)
+        with self.checks:
+            labels = check_labels(labels, self.net.head.out_features).to(self.net.head.weight.device)
+            # On an accelerator, what follows this one read of results is checked in the next step's.
+            value, accuracy = self.checks.read(*self._descend(images, labels))
+            if not math.isfinite(value):
+                raise NumericalError(f"the objective of a batch is {value}")
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                optimizer.step()
+            self._follow(images, labels)
         return StepResult(value, accuracy)
 
-    def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Put the gradients of the objective into the parameters; objective and accuracy."""
         raise NotImplementedError
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
         """What comes after the optimizers' step."""
 
-    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and penalty of the current classifier on raw features, and its accuracy."""
         scores = self.net.head(self.net.scaling(features))
         value = self._loss(scores, labels) + self.lam * self.net.head.weight.square().sum()
@@ -91,7 +96,7 @@ class Method:
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         if self.options.loss == "multinomial":
             return F.cross_entropy(scores, labels)
-        return (F.one_hot(labels, scores.shape[1]) - scores).square().sum(1).mean()
+        return (one_hot(labels, scores.shape[1]) - scores).square().sum(1).mean()
 
     @torch.no_grad()
     def loss(self, images: Tensor, labels: Tensor) -> float:
@@ -103,6 +108,7 @@ class Method:
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'."""
+        self.checks.read()  # nothing that failed is kept
         tensors = net_state(self.net)
         for i, optimizer in enumerate(self.optimizers):
             for j, entries in optimizer.state_dict()["state"].items():
@@ -126,10 +132,10 @@ class Method:
 class ULR(Method):
     """Algorithm 3: a step of the filters on the reduced objective, then the classifier that minimizes the model."""
 
-    def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         net, options = self.net, self.options
 
-        def objective(features: Tensor) -> tuple[Tensor, tuple[Tensor, float]]:
+        def objective(features: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             net.scaling.calibrate(features)
             scaled = net.scaling(features)
             value, eta = self._reduce(scaled, labels)
@@ -158,8 +164,8 @@ class SGO(Method):
     def _optimizers(self) -> list[Optimizer]:
         return [*super()._optimizers(), SGD(self.net.head.parameters(), lr=0.0, momentum=self.momentum)]
 
-    def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        def objective(features: Tensor) -> tuple[Tensor, float]:
+    def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        def objective(features: Tensor) -> tuple[Tensor, Tensor]:
             self.net.scaling.calibrate(features.detach())
             return self._objective(features, labels)
 
@@ -171,14 +177,14 @@ class SGOBall(SGO):
 
     def __init__(self, net: Classifier, options: MethodOptions) -> None:
         super().__init__(net, options)
-        norm = float(torch.linalg.vector_norm(net.head.weight.detach()))
-        self.radius = norm if options.radius is None else options.radius
+        radius = options.radius
+        self.radius = float(torch.linalg.vector_norm(net.head.weight.detach())) if radius is None else radius
         if not self.radius > 0:
             raise ConfigError(
                 "radius: the classifier it starts from is zero, so its norm cannot be the radius; pass radius=..."
             )
 
-    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.net.head(self.net.scaling(features))
         return self._loss(scores, labels), accuracy_of(scores, labels)
 
@@ -207,6 +213,6 @@ def net_state(net: Classifier) -> dict[str, Tensor]:
 METHODS: dict[str, type[Method]] = {"ulr": ULR, "sgo": SGO, "sgo-ball": SGOBall, "sgd": ConvNetSGD}
 
 
-def accuracy_of(scores: Tensor, labels: Tensor) -> float:
+def accuracy_of(scores: Tensor, labels: Tensor) -> Tensor:
     """The share of images whose highest score is that of their class."""
-    return float((scores.detach().argmax(1) == labels).double().mean())
+    return (scores.detach().argmax(1) == labels).to(wide_dtype(scores.device)).mean()

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import ConfigError, NumericalError
+from ..nn.checks import require
 
 
 class SphereSGD(Optimizer):
@@ -103,15 +104,17 @@ def unit_or_zero(rows: Tensor) -> Tensor:
 def project_to_sphere(rows: Tensor) -> Tensor:
     """The nearest points of the unit sphere."""
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    if not bool(((norms > 0) & norms.isfinite()).all()):
-        raise NumericalError("a step made a filter zero or not finite; use a smaller learning rate")
+    require(
+        (norms > 0) & norms.isfinite(),
+        lambda: NumericalError("a step made a filter zero or not finite; use a smaller learning rate"),
+    )
     return rows / norms
 
 
 def project_to_ball(vector: Tensor, radius: float) -> Tensor:
     """The nearest point of the ball of this radius around zero, in the Euclidean norm of all entries together."""
     norm = torch.linalg.vector_norm(vector)
-    return vector * (radius / norm) if norm > radius else vector
+    return torch.where(norm > radius, vector * (radius / norm), vector)
 
 
 def tangent(points: Tensor, vectors: Tensor) -> Tensor:

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from ..choices import Hessian, Loss, check_choice
 from ..errors import ConfigError, DataError, NumericalError
 from ..network import Total, of_this_process
-from ..nn.invsqrt import wide_dtype
-from .features import check_labels
+from ..nn.checks import require
+from ..nn.devices import CG_ITERATIONS, reads_are_free, wide_dtype
+from .features import check_labels, one_hot
 
 #: ``hessian="auto"`` takes the full matrix up to this many rows, conjugate gradients beyond
 FULL_UP_TO = 1000
@@ -123,10 +124,10 @@ class Batch:
         parts = [head.weight] if head.bias is None else [head.weight, head.bias[:, None]]
         self.classifier = torch.cat([part.detach() for part in parts], 1)  # (K, d + 1)
         self.has_bias = head.bias is not None
-        self.targets = F.one_hot(targets, head.out_features).to(features)  # (n, K)
+        self.targets = one_hot(targets, head.out_features).to(features)  # (n, K)
         self.lam = lam
         self.total = total
-        self.images = total(features.new_tensor(float(len(features))))
+        self.images = total(features.new_full((), len(features)))
         #: 2 lambda for each column of the classifier, 0 for the bias
         self.curvature_of_penalty = self.x.new_full((self.x.shape[1],), 2 * lam)
         if self.has_bias:
@@ -194,11 +195,13 @@ def _full(batch: Batch, tau: float) -> Tensor:
     blocks = matrix.view(classes, size, classes, size).diagonal(dim1=1, dim2=3)  # (K, K, d + 1)
     blocks += free / classes
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    if failed:
-        raise NumericalError(
+    require(
+        failed == 0,
+        lambda: NumericalError(
             "the Hessian of the batch is singular or not finite: the classifier has no unique minimum on it; "
             "use tau > 0 (2**-5 is usual), a larger lam, or a smaller learning rate if the features have become NaN"
-        )
+        ),
+    )
     gradient = batch.gradient().to(matrix).flatten()[:, None]
     return -torch.cholesky_solve(gradient, factor).view_as(batch.classifier).to(batch.x.dtype)
 
@@ -214,25 +217,30 @@ def _conjugate_gradients(batch: Batch, tau: float) -> Tensor:
     scale = (batch.diagonal() + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
     eta = torch.zeros_like(batch.classifier)
     residual = -batch.gradient()
-    aim = tolerance * float(torch.linalg.vector_norm(residual / scale.sqrt()))
     direction = residual / scale
     size = (residual * direction).sum()
-    for _ in range(10 * eta.numel()):
-        if not size >= 0:  # NaN
+    aim = tolerance**2 * size
+    reads = reads_are_free(eta.device)
+    for _ in range(10 * eta.numel() if reads else CG_ITERATIONS):
+        running = size > aim  # false for NaN
+        if reads and not bool(running):
             break
-        if float(size) ** 0.5 <= aim:
-            return eta
         image = batch.product(direction) + tau * direction
-        length = size / (direction * image).sum()
+        # Without reads the loop goes on when the minimum is found: then nothing moves any more.
+        length = torch.where(running, size / (direction * image).sum(), 0)
         eta = eta + length * direction
         residual = residual - length * image
         before, scaled = size, residual / scale
-        size = (residual * scaled).sum()
-        direction = scaled + (size / before) * direction
-    raise NumericalError(
-        "conjugate gradients did not find the minimum of the batch's classifier; use tau > 0 (2**-5 is usual), a larger "
-        "lam, or a smaller learning rate if the features have become NaN"
+        size = torch.where(running, (residual * scaled).sum(), size)
+        direction = torch.where(running, scaled + (size / before) * direction, direction)
+    require(
+        size <= aim,
+        lambda: NumericalError(
+            "conjugate gradients did not find the minimum of the batch's classifier; use tau > 0 (2**-5 is usual), a larger "
+            "lam, or a smaller learning rate if the features have become NaN"
+        ),
     )
+    return eta
 
 
 _SOLVERS: dict[str, Solver] = {
@@ -246,7 +254,7 @@ _SOLVERS: dict[str, Solver] = {
 def _square_minimizer(batch: Batch) -> Tensor:
     """The classifier of least penalized squares: (K, d + 1); by a factorization of the smaller of n and d."""
     wide = wide_dtype(batch.x.device)
-    x, y, n = batch.x.to(wide), batch.targets.to(wide), float(batch.images)
+    x, y, n = batch.x.to(wide), batch.targets.to(wide), batch.images.to(wide)
     x_mean, y_mean = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1])
     if batch.has_bias:
         x = x[:, :-1]
@@ -263,11 +271,13 @@ def _square_minimizer(batch: Batch) -> Tensor:
     return torch.cat([weight, bias[None]]).T.to(batch.x.dtype)
 
 
-def _ridge_factor(gram: Tensor, ridge: float) -> Tensor:
+def _ridge_factor(gram: Tensor, ridge: Tensor) -> Tensor:
     gram.diagonal().add_(ridge)
     factor, failed = torch.linalg.cholesky_ex(gram)
-    if failed:
-        raise NumericalError(
+    require(
+        failed == 0,
+        lambda: NumericalError(
             "the classifier of least squares is not unique on this batch, or the features are not finite; use lam > 0"
-        )
+        ),
+    )
     return factor

@@ -12,7 +12,8 @@ from torch import nn
 from ..choices import Init, check_choice
 from ..errors import ConfigError
 from ..kernels import Kernel, KernelSpec, RBFSphere
-from ..nn.base import KernelLayer
+from ..nn.base import KernelLayer, check_root_block
+from ..nn.functional import block_count
 from ..nn.geometry import Pair, conv_output_size, pair
 from ..nn.invsqrt import check_method
 from ..nn.layers import KernelConv2d, KernelLinear, KernelLocal2d, region_index
@@ -35,6 +36,7 @@ class KernelNode(Node):
     eps: float = field(default=1e-3, kw_only=True)
     init: Init = field(default="kmeans", kw_only=True)
     inverse_sqrt: str = field(default="auto", kw_only=True)
+    root_block: int | None = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -47,6 +49,7 @@ class KernelNode(Node):
             raise ConfigError(f"node {self.name!r} expected eps >= 0, got {self.eps!r}")
         check_choice(f"init of node {self.name!r}", self.init, Init)
         check_method(self.inverse_sqrt)
+        check_root_block(f"root_block of node {self.name!r}", self.root_block)
 
     def _check_identity(self, channels: int) -> None:
         if self.init == "identity" and self.filters != channels:
@@ -55,8 +58,27 @@ class KernelNode(Node):
             )
 
     def _options(self) -> dict[str, Any]:
-        options = {"eps": self.eps, "init": self.init, "inverse_sqrt": self.inverse_sqrt}
-        return {"kernel": self.build_kernel(), **options}
+        names = ("eps", "init", "inverse_sqrt", "root_block")
+        return {"kernel": self.build_kernel(), **{name: getattr(self, name) for name in names}}
+
+    @property
+    def root_width(self) -> int:
+        """The number of filters that one inverse root is made of, unless they are in blocks."""
+        return self.filters
+
+    @property
+    def root_blocks(self) -> int:
+        """The number of blocks that these filters are in, each with an inverse root of its own."""
+        return block_count(self.root_width, self.root_block)
+
+    def _blocks_label(self) -> str:
+        return f", {self.root_blocks} root blocks" if self.root_blocks > 1 else ""
+
+    def to_json(self) -> dict[str, Any]:
+        plain = super().to_json()
+        if self.root_block is None:  # as in files of version 0.1.0, which has no blocks
+            del plain["root_block"]
+        return plain
 
     def build_kernel(self) -> Kernel:
         assert isinstance(self.kernel, KernelSpec)
@@ -67,10 +89,8 @@ class KernelNode(Node):
 
     def as_in(self, layer: KernelLayer) -> KernelNode:
         """The node with the current values of its layer: trained bandwidths, changed options."""
-        trainable = layer.weight.requires_grad
-        return dataclasses.replace(
-            self.with_kernel(layer.kernel), eps=layer.eps, inverse_sqrt=layer.inverse_sqrt, trainable=trainable
-        )
+        options = {name: getattr(layer, name) for name in ("eps", "inverse_sqrt", "root_block")}
+        return dataclasses.replace(self.with_kernel(layer.kernel), **options, trainable=layer.weight.requires_grad)
 
     def with_filters(self, filters: int, shape: Shape) -> KernelNode:
         """The node with another number of filters; an identity layer has as many filters as its input ``shape`` has channels."""
@@ -164,7 +184,12 @@ class Conv(WindowNode, KernelNode):
 
     def label(self) -> str:
         kind = "identity" if self.init == "identity" else "conv"
-        return f"{kind} {self._window_label()}" + (f", {self.groups} groups" if self.groups > 1 else "")
+        groups = f", {self.groups} groups" if self.groups > 1 else ""
+        return f"{kind} {self._window_label()}{groups}{self._blocks_label()}"
+
+    @property
+    def root_width(self) -> int:
+        return self.filters // self.groups
 
 
 @dataclass(frozen=True)
@@ -211,7 +236,7 @@ class Local(WindowNode, KernelNode):
         return features.within(region_of.to(features.values.device))
 
     def label(self) -> str:
-        return f"local {self._window_label()}"
+        return f"local {self._window_label()}{self._blocks_label()}"
 
 
 @dataclass(frozen=True)
@@ -234,4 +259,4 @@ class Dense(KernelNode):
         return grams[0].whole().kernel(self.build_kernel())
 
     def label(self) -> str:
-        return "identity" if self.init == "identity" else "fully connected"
+        return ("identity" if self.init == "identity" else "fully connected") + self._blocks_label()

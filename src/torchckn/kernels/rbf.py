@@ -43,6 +43,8 @@ class RBFSphere(Kernel):
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
         if torch.compiler.is_compiling() or responses.dtype not in (torch.float32, torch.float64):
             return super().map(responses, squared_norms)  # the compiler fuses the passes itself
+        if isinstance(self.sigma, Tensor) and self.sigma.device.type != "cpu":
+            return super().map(responses, squared_norms)  # below, a trained bandwidth is read by the host
         return _RBFMap.apply(responses, squared_norms, self.sigma, inplace)
 
     def native(self) -> tuple[str, tuple[float, ...]] | None:

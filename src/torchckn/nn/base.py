@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from ..choices import Init, check_choice
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
-from .functional import filter_gram, projection
+from .checks import require
+from .devices import wide_dtype
+from .functional import precomputed_projection, projection
 from .geometry import draw_normal
-from .invsqrt import check_method, precomputed_inverse_sqrt, wide_dtype
+from .invsqrt import check_method
 
 
 class KernelLayer(nn.Module):
@@ -38,6 +40,7 @@ class KernelLayer(nn.Module):
         eps: float,
         init: Init,
         inverse_sqrt: str,
+        root_block: int | None,
         generator: torch.Generator | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -50,11 +53,13 @@ class KernelLayer(nn.Module):
             raise ConfigError(f"eps expected a number >= 0, got {eps!r}; the paper uses 1e-3")
         check_choice("init", init, Init)
         check_method(inverse_sqrt)
+        check_root_block("root_block", root_block)
         if not all(isinstance(n, int) and n >= 1 for n in shape):
             raise ConfigError(f"{type(self).__name__} expected integer sizes >= 1, got filters of shape {shape}")
         self.eps = float(eps)
         self.init = init
         self.inverse_sqrt = inverse_sqrt
+        self.root_block = root_block
         self._filter_dims = filter_dims  # number of trailing dimensions of one filter
         # the settings and tensors that the cached root depends on, and the root
         self._cache: tuple[object, list[Tensor], Tensor] | None = None
@@ -78,10 +83,12 @@ class KernelLayer(nn.Module):
         norms = torch.linalg.vector_norm(self.weight.flatten(-self._filter_dims), dim=-1)
         if norms.is_meta:
             return self
-        if not bool(((norms > 0) & norms.isfinite()).all()):
-            raise NumericalError(
+        require(
+            (norms > 0) & norms.isfinite(),
+            lambda: NumericalError(
                 "expected filters that can be normalized, got a filter that is all zero or not finite; set it to other values"
-            )
+            ),
+        )
         self.weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
         return self
 
@@ -108,11 +115,11 @@ class KernelLayer(nn.Module):
         weight = self.filter_matrix()
         if self.training or torch.compiler.is_compiling():
             self._check_filters(weight)
-            return projection(weight, self.kernel, self.eps, self.inverse_sqrt)
+            return projection(weight, self.kernel, self.eps, self.inverse_sqrt, self.root_block)
         root = self._cached_root(weight)
         inputs = (self.weight, *self.kernel.parameters())
         if torch.is_grad_enabled() and any(p.requires_grad for p in inputs):
-            root = precomputed_inverse_sqrt(filter_gram(weight.to(root.dtype), self.kernel, self.eps), root)
+            root = precomputed_projection(weight.to(root.dtype), self.kernel, self.eps, root, self.root_block)
         return root.to(weight.dtype, copy=True)
 
     @contextmanager
@@ -134,32 +141,46 @@ class KernelLayer(nn.Module):
     @torch.no_grad()
     def _cached_root(self, weight: Tensor) -> Tensor:
         attributes = sorted((k, v) for k, v in vars(self.kernel).items() if isinstance(v, (int, float, str)))
-        settings = (type(self.kernel), attributes, self.eps, self.inverse_sqrt)
+        settings = (type(self.kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
         tensors = [weight, *self.kernel.parameters(), *self.kernel.buffers()]
         # Values are compared, not version counters, which miss changes through `.data`.
         if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], tensors):
             self._check_filters(weight)
             # Cached in float64, for an accurate gradient.
-            root = projection(weight.to(wide_dtype(weight.device)), self.kernel, self.eps, self.inverse_sqrt)
+            wide = weight.to(wide_dtype(weight.device))
+            root = projection(wide, self.kernel, self.eps, self.inverse_sqrt, self.root_block)
             self._cache = settings, [tensor.clone() for tensor in tensors], root
         return self._cache[2]
 
     def _check_filters(self, weight: Tensor) -> None:
         if torch.compiler.is_compiling():
             return
-        if self.init == "identity" and not torch.equal(weight, torch.eye(len(weight)).to(weight)):
-            raise NumericalError(
-                "expected the fixed filters of an identity layer, got changed ones; build the layer with init='kmeans'"
+        if self.init == "identity":
+            identity = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+            require(
+                weight.detach() == identity,
+                lambda: NumericalError(
+                    "expected the fixed filters of an identity layer, got changed ones; build the layer with init='kmeans'"
+                ),
             )
         low, high = torch.linalg.vector_norm(weight.detach(), dim=-1).aminmax()
-        if not (low > 0.9 and high < 1.1):
-            raise NumericalError(
+        require(
+            (low > 0.9) & (high < 1.1),
+            lambda: NumericalError(
                 f"{type(self).__name__} expected filters of norm 1, got norms from {low.item():.3g} to {high.item():.3g}; "
                 "train with torchckn.fit.SphereSGD, or call network.normalize_() (or layer.normalize_()) after each step"
-            )
+            ),
+        )
 
     def extra_repr(self) -> str:
-        return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}"
+        blocks = "" if self.root_block is None else f", root_block={self.root_block}"
+        return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}{blocks}"
+
+
+def check_root_block(what: str, block: object) -> None:
+    """An error unless ``block`` is a number of filters, or None."""
+    if block is not None and (type(block) is not int or block < 1):
+        raise ConfigError(f"{what} expected a number of filters >= 1, or None for one root of all filters, got {block!r}")
 
 
 def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:

@@ -11,11 +11,18 @@ Three implementation details differ from the paper's text, with equal results:
 * E is never formed. ``W E`` is a convolution, and the patch norms are the square root of a box filter over squared pixels.
 * P acts on positions and A on channels, so they commute: we pool first, and multiply fewer columns by A.
 * On a CPU, :mod:`torchckn.nn.fused` does all that follows the convolution in one compiled pass; here it is in plain torch.
+
+A root of f filters takes f^3 operations. Wide layers may have their filters in b blocks instead, each with its own root:
+
+.. math:: A(W) = \frac{1}{\sqrt b} \operatorname{diag}(A(W_1), \dots, A(W_b))
+
+so that the Gram matrix of the features is the average of b Nystrom approximations: the ensemble Nystrom method (Kumar, Mohri and
+Talwalkar, "Ensemble Nystrom method", 2009).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -28,9 +35,11 @@ from torch.autograd.function import once_differentiable
 from ..errors import DataError
 from ..kernels import Kernel, Linear
 from . import native
+from .checks import reads_now, require
+from .devices import prefers_channels_last, wide_dtype
 from .fused import Geometry, applies, fused_conv2d, window_of
 from .geometry import Pair
-from .invsqrt import inverse_sqrt, resolve_method, wide_dtype
+from .invsqrt import inverse_sqrt, precomputed_inverse_sqrt, resolve_method
 
 
 def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
@@ -45,15 +54,50 @@ def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
     return gram + eps * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
 
-def projection(weight: Tensor, kernel: Kernel, eps: float, method: str = "auto") -> Tensor:
+def projection(weight: Tensor, kernel: Kernel, eps: float, method: str = "auto", block: int | None = None) -> Tensor:
     """A(W), the symmetric matrix that turns kernel values with the filters into coordinates. (..., f, f)
 
     If the root is computed in float64, so is the Gram matrix: for nearly parallel filters, its rounding error would dominate
-    the error of a float32 gradient.
+    the error of a float32 gradient. ``block``: filters per root, at most; A(W) is then block-diagonal, see above.
     """
+    blocks = filter_blocks(weight, block)
+    if len(blocks) > 1:
+        return block_diagonal([projection(part, kernel, eps, method) for part in blocks])
     method, iters = resolve_method(method, weight.device, weight.shape[-2])
     wide = weight.to(wide_dtype(weight.device)) if method == "eigh" else weight
     return inverse_sqrt(filter_gram(wide, kernel, eps), method, iters=iters).to(weight.dtype)
+
+
+def precomputed_projection(weight: Tensor, kernel: Kernel, eps: float, root: Tensor, block: int | None = None) -> Tensor:
+    """``root``, which equals A(W), as a differentiable function of the filters and the bandwidth; costs little until backward."""
+    blocks = filter_blocks(weight, block)
+    if len(blocks) == 1:
+        return precomputed_inverse_sqrt(filter_gram(weight, kernel, eps), root)
+    roots, start = [], 0
+    for part in blocks:
+        here = slice(start, start := start + part.shape[-2])
+        roots.append(precomputed_projection(part, kernel, eps, root[..., here, here] * len(blocks) ** 0.5))
+    return block_diagonal(roots)
+
+
+def block_count(filters: int, block: int | None) -> int:
+    """The number of blocks of at most ``block`` filters each; None: one block."""
+    return 1 if block is None else -(-filters // block)
+
+
+def filter_blocks(weight: Tensor, block: int | None) -> tuple[Tensor, ...]:
+    """Filters (..., f, s) in blocks of at most ``block``, as equal as can be."""
+    count = block_count(weight.shape[-2], block)
+    size, larger = divmod(weight.shape[-2], count)
+    return weight.split([size + (i < larger) for i in range(count)], -2)
+
+
+def block_diagonal(roots: Sequence[Tensor]) -> Tensor:
+    """The roots of b blocks, each (..., g, g), as the root of all filters: diag(roots) / sqrt(b), (..., f, f)"""
+    sizes = [root.shape[-1] for root in roots]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    rows = [F.pad(root, (at, sum(sizes) - at - size)) for root, at, size in zip(roots, starts, sizes, strict=True)]
+    return torch.cat(rows, -2) / len(roots) ** 0.5
 
 
 def patch_squares(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
@@ -139,7 +183,7 @@ def _split(x: Tensor, groups: int) -> Tensor:
 
 def fast_layout(x: Tensor) -> Tensor:
     """Images in the memory layout with the fastest elementwise operations: on a CPU, channels last."""
-    if x.device.type != "cpu" or x.stride(1) == 1:
+    if not prefers_channels_last(x.device) or x.stride(1) == 1:
         return x
     # For one channel, `contiguous` makes no copy, but the convolution that follows needs the strides of channels last.
     return x.clone(memory_format=torch.channels_last)
@@ -171,13 +215,17 @@ def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel
 
 def check_finite(values: Tensor, what: str = "a kernel network") -> None:
     """Raise a :class:`DataError` for NaN or infinity: one pass over ``values``, skipped in a compiled graph."""
-    if torch.compiler.is_compiling() or torch.isfinite(values.detach().sum()):
+    # A sum that overflows is looked at again, number by number.
+    if torch.compiler.is_compiling() or (reads_now(values) and torch.isfinite(values.detach().sum())):
         return
-    if not torch.isfinite(values.detach()).all():
-        raise DataError(
-            f"{what} expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
-            "images and their scaling, and, in training, try a smaller learning rate"
-        )
+    require(torch.isfinite(values.detach()), lambda: _not_finite(what))
+
+
+def _not_finite(what: str) -> DataError:
+    return DataError(
+        f"{what} expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
+        "images and their scaling, and, in training, try a smaller learning rate"
+    )
 
 
 _checking: ContextVar[bool] = ContextVar("checking", default=False)

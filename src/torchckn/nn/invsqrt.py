@@ -32,18 +32,11 @@ from torch.autograd.function import once_differentiable
 
 from ..choices import RootMethod, check_choice
 from ..errors import ConfigError, DataError, NumericalError
+from .checks import require
+from .devices import choose_method, wide_dtype
 
 #: Newton iterations, as in the paper
 ITERATIONS = 20
-
-
-def choose_method(device: torch.device, size: int) -> RootMethod:
-    """The method that ``method="auto"`` uses on this device.
-
-    On a CPU the closed form is the most accurate and the fastest (``make bench`` prints the comparison). On an
-    accelerator, eigendecompositions of more than a few dozen rows are slow and matrix products are fast.
-    """
-    return "eigh" if device.type == "cpu" or size <= 32 else "newton"
 
 
 def check_method(method: str) -> tuple[str, int]:
@@ -70,7 +63,8 @@ def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = No
 
     Args:
         matrix: symmetric (up to rounding; the symmetric part is used) and positive definite.
-        method: ``"eigh"``, ``"newton"``, ``"svd"``, or ``"auto"``: see :func:`choose_method`. ``"newton:50"``: 50 iterations.
+        method: ``"eigh"``, ``"newton"``, ``"svd"``, or ``"auto"``, see
+            :func:`torchckn.nn.devices.choose_method`. ``"newton:50"``: 50 iterations.
         iters: Newton iterations, 20 by default as in the paper; with ``tol``, the maximum.
         tol: for Newton, stop as soon as :func:`newton_residual` is below this; an error if ``iters`` do not reach it.
 
@@ -193,11 +187,6 @@ _METHODS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of decompositions: float64 if the device supports it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def _require_symmetric(matrix: Tensor) -> None:
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or not matrix.is_floating_point():
         raise DataError(
@@ -206,20 +195,23 @@ def _require_symmetric(matrix: Tensor) -> None:
     if torch.compiler.is_compiling() or not matrix.numel():
         return
     detached = matrix.detach()
-    largest = detached.abs().max()
-    if not torch.isfinite(largest):
-        raise NumericalError(
+    sizes = detached.abs().amax((-2, -1), keepdim=True)
+    scale = sizes.clamp(min=torch.finfo(matrix.dtype).tiny)
+    asymmetry = ((detached - detached.mT).abs() / scale).max()  # NaN if an entry is not finite
+    tolerance = 1e-3 if matrix.dtype in (torch.float16, torch.bfloat16) else 1e-5
+    require(asymmetry <= tolerance, lambda: _asymmetry_error(sizes, asymmetry))
+
+
+def _asymmetry_error(sizes: Tensor, asymmetry: Tensor) -> NumericalError:
+    if not bool(sizes.isfinite().all()):
+        return NumericalError(
             "inverse_sqrt expected finite entries, got NaN or infinity; check the filters and the bandwidth, and try a smaller "
             "learning rate, because too large a training step is the usual cause"
         )
-    scale = detached.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
-    asymmetry = ((detached - detached.mT).abs() / scale).max()
-    tolerance = 1e-3 if matrix.dtype in (torch.float16, torch.bfloat16) else 1e-5
-    if asymmetry > tolerance:
-        raise NumericalError(
-            f"inverse_sqrt expected a symmetric matrix, got one whose asymmetry is {asymmetry.item():.1e} of its largest entry; "
-            "pass (M + M.T) / 2 to use its symmetric part"
-        )
+    return NumericalError(
+        f"inverse_sqrt expected a symmetric matrix, got one whose asymmetry is {asymmetry.item():.1e} of its largest entry; "
+        "pass (M + M.T) / 2 to use its symmetric part"
+    )
 
 
 def _definiteness(matrix: Tensor) -> Tensor:
@@ -229,10 +221,11 @@ def _definiteness(matrix: Tensor) -> Tensor:
 
 
 def _require_positive(definiteness: Tensor, matrix: Tensor) -> None:
-    if torch.compiler.is_compiling() or bool((definiteness > 0).all()):
-        return
-    lowest = torch.linalg.eigvalsh(matrix.detach().to(wide_dtype(matrix.device))).min().item()
-    raise NumericalError(
-        f"inverse_sqrt expected a positive definite matrix, got one with smallest eigenvalue {lowest:.1e}; "
-        "add eps * I to it (for a layer: a larger eps, at least 1e-6 in float32), and check for duplicate filters"
-    )
+    def error() -> NumericalError:
+        lowest = torch.linalg.eigvalsh(matrix.detach().to(wide_dtype(matrix.device))).min().item()
+        return NumericalError(
+            f"inverse_sqrt expected a positive definite matrix, got one with smallest eigenvalue {lowest:.1e}; "
+            "add eps * I to it (for a layer: a larger eps, at least 1e-6 in float32), and check for duplicate filters"
+        )
+
+    require(definiteness > 0, error)

@@ -40,6 +40,8 @@ class KernelConv2d(KernelLayer):
         init: how ``fit_filters`` chooses the filters: ``"kmeans"``, ``"sample"`` or ``"random"``; or ``"identity"``: 1x1
             filters that are the input channels, never trained, computed without a convolution.
         inverse_sqrt: method of :func:`torchckn.inverse_sqrt`.
+        root_block: for wide layers: filters in equal blocks of at most this many, each block with an inverse root of its own;
+            their features are the average of the blocks' Nystrom approximations. ``None``: one root of all filters (of a group).
 
     Example:
         >>> layer = KernelConv2d(1, 32, 5, padding=2, pool=nn.AvgPool2d(2))
@@ -62,6 +64,7 @@ class KernelConv2d(KernelLayer):
         *,
         dilation: int | Pair = 1,
         groups: int = 1,
+        root_block: int | None = None,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -74,7 +77,7 @@ class KernelConv2d(KernelLayer):
                 f"groups expected an integer that divides in_channels ({in_channels}) and filters ({filters}), got {groups!r}"
             )
         shape = (filters, in_channels // groups, *sizes)
-        super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, generator, device, dtype)
+        super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, root_block, generator, device, dtype)
         self.in_channels = in_channels
         self.groups = groups
         self.kernel_size = sizes
@@ -139,11 +142,12 @@ class KernelLinear(KernelLayer):
         init: Init = "kmeans",
         inverse_sqrt: str = "auto",
         *,
+        root_block: int | None = None,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__((filters, in_features), 1, kernel, eps, init, inverse_sqrt, generator, device, dtype)
+        super().__init__((filters, in_features), 1, kernel, eps, init, inverse_sqrt, root_block, generator, device, dtype)
         self.in_features = in_features
         if init == "identity":
             if filters != in_features:
@@ -192,6 +196,7 @@ class KernelLocal2d(KernelLayer):
         inverse_sqrt: str = "auto",
         *,
         dilation: int | Pair = 1,
+        root_block: int | None = None,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -212,7 +217,7 @@ class KernelLocal2d(KernelLayer):
                 f"KernelLocal2d expected at most as many regions as output positions, {output_size}, got {grid}"
             )
         shape = (grid[0] * grid[1], filters, in_channels, *sizes)
-        super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, generator, device, dtype)
+        super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, root_block, generator, device, dtype)
         self.in_channels = in_channels
         self.kernel_size = sizes
         self.stride, self.padding, self.dilation = geometry

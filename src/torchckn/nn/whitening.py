@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
+from .devices import wide_dtype
 from .functional import check_finite
 from .geometry import Pair, pair
-from .invsqrt import inverse_sqrt, wide_dtype
+from .invsqrt import inverse_sqrt
 from .layers import require_images
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..fit.filters import sample_patches
 from ..network import CKN
 from ..nn.base import KernelLayer
-from ..nn.functional import filter_gram, projection
+from ..nn.functional import filter_blocks, filter_gram, projection
 
 #: number of patches that the error of a layer is averaged over
 PATCHES = 1000
@@ -27,7 +27,7 @@ PATCHES = 1000
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """One layer: extreme eigenvalues of its Gram matrix, over all its groups or regions, and its error."""
+    """One layer: extreme eigenvalues of its Gram matrix, over all its groups, regions or blocks, and its error."""
 
     name: str
     kernel: str
@@ -36,7 +36,7 @@ class LayerFacts:
     smallest: float
     largest: float
     condition: float
-    """the worst of its groups or regions"""
+    """the worst of its groups, regions or blocks"""
     error: float | None
     """mean of r over patches, if there were images"""
 
@@ -46,8 +46,9 @@ def layer_facts(ckn: CKN, images: Tensor | None) -> list[LayerFacts]:
     """Facts about every kernel layer; without images, no errors."""
     layers = []
     for name, layer in ckn.kernel_layers().items():
-        eigenvalues = torch.linalg.eigvalsh(filter_gram(layer.filter_matrix().double(), layer.kernel, layer.eps))
-        low, high = eigenvalues[..., 0], eigenvalues[..., -1]
+        blocks = filter_blocks(layer.filter_matrix().double(), layer.root_block)
+        spectra = [torch.linalg.eigvalsh(filter_gram(block, layer.kernel, layer.eps)) for block in blocks]
+        low, high = (torch.stack([eigenvalues[..., i] for eigenvalues in spectra]) for i in (0, -1))
         # Rounding may leave the smallest eigenvalue of a singular matrix below zero.
         condition = (high / low.clamp(min=0)).max()
         kernel = str(layer.kernel.spec())
@@ -64,7 +65,7 @@ def nystrom_error(ckn: CKN, name: str, layer: KernelLayer, images: Tensor) -> fl
     patches = sample_patches(ckn, name, images, min(PATCHES, 4 * len(images)), generator=generator).double()  # (parts, n, s)
     weight = layer.filter_matrix().double()
     weight = weight[None] if weight.ndim == 2 else weight  # (parts, f, s)
-    root = projection(weight, layer.kernel, layer.eps)
+    root = projection(weight, layer.kernel, layer.eps, block=layer.root_block)
     squares = patches.square().sum(-1, keepdim=True)
     coordinates = layer.kernel.map(patches @ weight.mT, squares) @ root  # (parts, n, f)
     own = squares[..., 0] ** layer.kernel.degree  # k(x, x), as kappa(1) = 1

@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..choices import Centering, Init, Weights
+from ..choices import Centering, Init, RootBlock, Weights
 from ..correspondence import Report, Row
 from ..errors import ConfigError, TranslationError, unknown_name
-from ..graph import Dense, Graph, Node
+from ..graph import Dense, Graph, KernelNode, Node
 from ..graph.preprocessing import Preprocessing
 from ..kernels import Kernel
 from ..network import CKN
@@ -38,6 +38,7 @@ def translate(
     eps: float = 1e-3,
     init: Init = "kmeans",
     inverse_sqrt: str = "auto",
+    root_block: RootBlock = "auto",
     centering: Centering = "image",
     weights: Weights = "nystrom",
     preprocessing: Preprocessing | None = None,
@@ -55,6 +56,9 @@ def translate(
         strict: raise an error that lists everything without an exact counterpart, if there is anything.
         classes: number of scores that the head gives; by default as many as the network gives.
         eps, init, inverse_sqrt: options of every layer; see :class:`torchckn.nn.KernelConv2d`.
+        root_block: filters per inverse root, at most: wider layers have their filters in blocks (see
+            :class:`torchckn.nn.KernelConv2d`). ``"auto"``: 256 (``ROOT_BLOCK``), because wider roots take longer than their
+            layers; ``"all"``: one root per layer, whatever its width.
         centering: of the features; see :class:`torchckn.network.FeatureScaling`.
         weights: ``"random-features"`` gives the finite ConvNet with Gaussian weights whose kernel the CKN approximates.
         preprocessing: applied to the pixels first (:class:`torchckn.data.Preprocessing`). It becomes part of the CKN, which
@@ -91,6 +95,7 @@ def translate(
     traced = trace(net, shape, lambda module: rule_module(module, RULES) is not None)
     values = _walk(traced, shape, builder)
     classes = _head(traced, values, builder, classes)
+    _put_in_blocks(builder, root_block)
     report = Report(type(net).__name__, builder.finished_rows())
     if strict:
         require_exact(report)
@@ -136,6 +141,25 @@ def _layer_options(eps: float, init: Init, inverse_sqrt: str) -> dict[str, objec
     if init == "identity":
         raise ConfigError("init='identity' is for single layers; translate takes 'kmeans', 'sample' or 'random'")
     return {"eps": eps, "init": init, "inverse_sqrt": inverse_sqrt}
+
+
+#: Filters per inverse root, at most, with ``root_block="auto"``. Roots of more filters take longer than their layers, and a step
+#: of ResNet-50 takes nearly twice as long with blocks of 512 (``python -m benchmarks.wide``).
+ROOT_BLOCK = 256
+
+
+def _put_in_blocks(builder: Builder, root_block: RootBlock) -> None:
+    """The filters of wide layers in blocks of at most ``root_block``, and the report says so."""
+    if root_block == "all":
+        return
+    block = ROOT_BLOCK if root_block == "auto" else root_block
+    if type(block) is not int or block < 1:
+        raise ConfigError(f"root_block expected a number of filters >= 1, 'auto' or 'all', got {root_block!r}")
+    for i, node in enumerate(builder.nodes):
+        if isinstance(node, KernelNode) and node.root_width > block:
+            builder.nodes[i] = node = dataclasses.replace(node, root_block=block)
+            reason = f"the average of {node.root_blocks} Nystrom approximations, each by at most {block} filters"
+            builder.add_reason(node.name, reason)
 
 
 def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, Value]:

@@ -92,14 +92,15 @@ class Builder:
         settled = dataclasses.replace(value, pending=None, shape=settled.shape, gaussian=is_linear)
         self._settled[value.node] = settled
         if not is_linear:
-            self._report_chosen_kernel(value.node, kernel)
+            self.add_reason(value.node, chosen_kernel(kernel, Linear()), "inexact")
         return settled
 
-    def _report_chosen_kernel(self, layer: str, kernel: Kernel) -> None:
+    def add_reason(self, layer: str, reason: str, correspondence: Correspondence | None = None) -> None:
+        """Add to what the report says about the operation that begins ``layer``, and change its correspondence if given."""
         for i, row in enumerate(self.rows):
-            if row.layer == layer:
-                reasons = (*row.reasons, chosen_kernel(kernel, Linear()))
-                self.rows[i] = dataclasses.replace(row, correspondence="inexact", reasons=reasons)
+            if row.layer == layer and not row.kernel:
+                changed = row.correspondence if correspondence is None else correspondence
+                self.rows[i] = dataclasses.replace(row, correspondence=changed, reasons=(*row.reasons, reason))
 
     def uses_again(self, module: nn.Module | None, name: str) -> bool:
         """Whether the weights of a module have been used by an operation of another name."""
