@@ -1,6 +1,6 @@
 """ConvNet in, kernel network out: the translation of section 3 of the paper, for any traceable PyTorch module.
 
-``trace.py`` follows an image through the network, ``rules.py`` has the counterpart of each operation, ``builder.py`` has
+``trace.py`` follows an image through the network, ``rules/`` has the counterpart of each operation, ``builder.py`` has
 what rules work with; the report is in :mod:`torchckn.correspondence`. Read next: :mod:`torchckn.fit`.
 """
 

@@ -1,0 +1,86 @@
+"""Pooling: averages of feature maps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...correspondence import Part
+from ...graph import AdaptiveAveragePool, AveragePool, GaussianPool, MaxPool
+from ...nn.pooling import GaussianPool2d
+from ..builder import Step, Value
+from .arguments import pair
+from .registry import rule
+
+
+@rule(nn.AvgPool2d, F.avg_pool2d)
+def average_pooling(step: Step) -> Value:
+    size = pair(step.option("kernel_size", 1))
+    stride = pair(step.option("stride", 2) or size)
+    parts = []
+    if step.option("divisor_override", 6) not in (None, size[0] * size[1]):
+        parts.append(Part("divisor_override", "inexact", "a constant factor, which scaling the features undoes", False))
+    node = AveragePool(
+        step.name,
+        kernel_size=size,
+        stride=stride,
+        padding=pair(step.option("padding", 3, 0)),
+        ceil_mode=bool(step.option("ceil_mode", 4, False)),
+        count_include_pad=bool(step.option("count_include_pad", 5, True)),
+    )
+    return step.emit(node, why="averaging of feature maps", parts=parts)
+
+
+@rule(nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
+def adaptive_average_pooling(step: Step) -> Value:
+    return step.emit(
+        AdaptiveAveragePool(step.name, output_size=pair(step.output_shape[1:])), why="averaging of feature maps"
+    )
+
+
+@rule("mean", torch.mean)
+def mean(step: Step) -> Value:
+    dims = step.option("dim", 1)
+    dims = {d % (len(step.input_shape) + 1) for d in ([dims] if isinstance(dims, int) else dims or [])}
+    if dims != {2, 3}:
+        raise step.refuse(
+            "the mean is not over height and width", "Only x.mean((2, 3)), global average pooling, has a counterpart."
+        )
+    value = step.emit(AdaptiveAveragePool(step.name), why="averaging of feature maps")
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1)
+
+
+@rule(GaussianPool2d)
+def gaussian_pooling(step: Step) -> Value:
+    m = step.module
+    node = GaussianPool(step.name, stride=m.stride, sigma=m.sigma, kernel_size=m.kernel_size, padding=m.padding)
+    return step.emit(node, why="weighted averaging of feature maps")
+
+
+@rule(nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
+def max_pooling(step: Step) -> Value:
+    size = pair(step.option("kernel_size", 1))
+    node = MaxPool(
+        step.name,
+        kernel_size=size,
+        stride=pair(step.option("stride", 2) or size),
+        padding=pair(step.option("padding", 3, 0)),
+        dilation=pair(step.option("dilation", 4, 1)),
+        ceil_mode=bool(step.option("ceil_mode", 5, False)),
+    )
+    return _keep_max_pooling(step, node)
+
+
+@rule(nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d)
+def adaptive_max_pooling(step: Step) -> Value:
+    if step.output_shape[1:] != (1, 1):
+        raise step.refuse("adaptive max pooling to more than one position", "Use nn.MaxPool2d with a fixed window.")
+    return _keep_max_pooling(step, MaxPool(step.name, kernel_size=pair(step.input_shape[1:])))
+
+
+def _keep_max_pooling(step: Step, node: MaxPool) -> Value:
+    why = "inexact: a maximum acts on coordinates, which a kernel does not have"
+    return step.emit(node, "kept", why, gaussian=False, faithful=False)
