@@ -48,6 +48,7 @@ def dual(activation: str, scale: float) -> kernels.Dual:
     """With all powers that make a difference in float64."""
     return kernels.Dual(activation, scale, tolerance=1e-14)
 
+
 #: kernels whose derivative is unbounded at t = 1 (and, for ArcCosine(0), at t = -1)
 ROUGH = {("ArcCosine", 0), ("Matern", 0.5)}
 

@@ -48,7 +48,9 @@ def kappa_of_angle(name: str, theta: float, **arguments: Any) -> float:
                 return 1.0
             return 2 ** (1 - nu) / math.gamma(nu) * u**nu * float(scipy.special.kv(nu, u))
         case "Dual":
-            return dual(arguments["activation"], t, arguments["scale"]) / dual(arguments["activation"], 1.0, arguments["scale"])
+            return dual(arguments["activation"], t, arguments["scale"]) / dual(
+                arguments["activation"], 1.0, arguments["scale"]
+            )
     raise KeyError(name)
 
 

@@ -4,13 +4,13 @@ r"""Every activation its own kernel: infinitely many Gaussian units with that ac
           \hat a_k^2 = a_k^2 \Big/ \sum_j a_j^2, \quad a_k = E_{z \sim \mathcal N(0, 1)}[a(s z)\, h_k(z)]
 
 Daniely, Frostig and Singer (2016), "Toward deeper understanding of neural networks", section 4: the dual activation. With
-Gaussian w, ``E[a(<w, x>) a(<w, y>)]`` is proportional to ``kappa(<x, y> / s^2)`` for all x and y of norm s. The coefficients are
-squares, so the kernel is positive definite by construction. They are computed once, by :mod:`torchckn.kernels.hermite`.
+Gaussian w, ``E[a(<w, x>) a(<w, y>)]`` is proportional to ``kappa(<x, y> / s^2)`` for all x and y of norm s. The coefficients
+are squares, so the kernel is positive definite by construction; :mod:`torchckn.kernels.hermite` computes them once.
 
-**Norms.** ReLU is homogeneous: twice the input gives twice the output, so its kernel grows like |x| |y|. Most activations are not,
-and their kernels have no such form. Here they are taken on the sphere of radius ``scale`` and continued by a power of the norms, as
-for ``RBFSphere``: ``k(x, y) = (|x| |y|)^degree kappa(t)``, the kernel of ``|x|^degree a(s <w, x> / |x|)``. ``degree`` is by default
-the integer nearest to the growth of the activation's mean square around that radius, 0 for tanh and 1 for GELU. In a network
+**Norms.** ReLU is homogeneous: twice the input gives twice the output, so its kernel grows like |x| |y|. Most activations are
+not, and their kernels have no such form. Here they are taken on the sphere of radius ``scale`` and continued by a power of the
+norms, as for ``RBFSphere``: ``k(x, y) = (|x| |y|)^degree kappa(t)``, the kernel of ``|x|^degree a(s <w, x> / |x|)``. ``degree``
+is by default the integer nearest to the growth of the activation around that radius, 0 for tanh and 1 for GELU. In a network
 whose patches all have one norm, nothing is lost by that. Read next: :mod:`torchckn.nn.invsqrt`.
 """
 
@@ -39,14 +39,15 @@ class Dual(Kernel):
     """The kernel of infinitely many Gaussian units with the given activation (see the module's text).
 
     Args:
-        activation: a name (``"tanh"``, ``"gelu"``, ``"silu"``, ...; ``torchckn.kernels.ACTIVATIONS`` has all), or any elementwise
-            function of a tensor.
-        scale: the standard deviation of the pre-activations. It is the bandwidth: the larger it is, the more a tanh is like a step
-            function. The default of 1 is what standardized inputs and the usual initializations give.
+        activation: a name (``"tanh"``, ``"gelu"``, ``"silu"``, ...; ``torchckn.kernels.ACTIVATIONS`` has all), or any
+            elementwise function of a tensor.
+        scale: the standard deviation of the pre-activations, which acts as a bandwidth: the larger it is, the more a tanh is
+            like a step function. The default of 1 is what standardized inputs and the usual initializations give.
         degree: the power of the norms; by default the integer nearest to the activation's own growth at that scale.
         tolerance: powers are left out if all of them together change kappa by at most this.
         highest: the highest power, whatever the tolerance. Activations with kinks need many; ``error`` says what is left out.
         coefficients: of the powers of t, if they are known: from a saved model.
+        name: of a function, for tables and files; by default its own.
 
     What is left out is added to the highest even and odd powers, so that kappa(1) = 1 and kappa(-1) is right.
 
@@ -69,11 +70,12 @@ class Dual(Kernel):
         tolerance: float = 1e-6,
         highest: int = 64,
         coefficients: Sequence[float] | None = None,
+        name: str = "",
     ) -> None:
         super().__init__()
         self.scale = positive("Dual", "scale", scale)
         #: the activation's name, and the function, if it is known
-        self.activation, self.function = _identify(activation, has_coefficients=coefficients is not None)
+        self.activation, self.function = _identify(activation, name, coefficients is not None)
         #: kappa differs from the activation's by at most this; None if the coefficients were given
         self.error: float | None = None
         if coefficients is None:
@@ -92,6 +94,16 @@ class Dual(Kernel):
             raise ConfigError(f"Dual expected a degree from 0 to 8, got {short(degree)}")
         self.degree = degree
 
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether c times the input gives c^degree times the output, as for ReLU, so that the scale does not matter."""
+        if self.function is None:
+            return False
+        u = torch.linspace(-8, 8, 321, dtype=torch.float64)
+        with torch.no_grad():
+            values = [self.function(c * u) / c**self.degree for c in (1, 2, 3)]
+        return all(torch.allclose(values[0], other, rtol=1e-12, atol=1e-12) for other in values[1:])
+
     def kappa(self, t: Tensor) -> Tensor:
         # The compiler differentiates a polynomial itself.
         return self._value(t) if torch.compiler.is_compiling() else WithSlope.apply(t, self._value, self._slope)
@@ -99,8 +111,8 @@ class Dual(Kernel):
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         if self.function is None:
             raise ConfigError(
-                f"Dual({self.activation!r}) was loaded from a file, which has no functions; set kernel.function to the activation "
-                "to compute its random features"
+                f"Dual({self.activation!r}) was loaded from a file, which has no functions; set kernel.function to the "
+                "activation to compute its random features"
             )
         norms, inverse = safe_norms(squared_norms)
         size = _expansion(self.function, self.scale, 1).mean_square ** 0.5
@@ -180,7 +192,7 @@ def _truncated(expansion: Expansion, tolerance: float) -> tuple[list[float], flo
     return [c / total for c in kept], sum(remainder)
 
 
-def _identify(activation: Any, has_coefficients: bool) -> tuple[str, Function | None]:
+def _identify(activation: Any, label: str, has_coefficients: bool) -> tuple[str, Function | None]:
     """The name of an activation and its function; None for a name that is not ours, which coefficients may have."""
     if isinstance(activation, str):
         if activation not in ACTIVATIONS and not has_coefficients:
@@ -192,19 +204,23 @@ def _identify(activation: Any, has_coefficients: bool) -> tuple[str, Function | 
     if not callable(activation):
         raise ConfigError(f"Dual expected an activation, by name or as a function, got {activation!r}")
     function = activation.forward if isinstance(activation, nn.Module) else activation  # not a part of the kernel's state
-    return name_of(function, type(activation).__name__ if function is not activation else ""), function
+    own = getattr(activation, "__name__", type(activation).__name__)
+    return _name(function, label or own), function
 
 
-def name_of(function: Function, label: str = "") -> str:
-    """The name of a function: that of the activation that it is, if it is one of ours, and otherwise ``label`` or its own."""
+def _name(function: Function, own: str) -> str:
+    """The name of the activation that a function is, if it is one of ours, and otherwise its own."""
     grid = torch.linspace(-8, 8, 321, dtype=torch.float64)
     with torch.no_grad():
         values = function(grid.clone())
         for name, ours in ACTIVATIONS.items():
-            if isinstance(values, Tensor) and values.shape == grid.shape and torch.allclose(values, ours(grid), 1e-12, 1e-12):
+            if (
+                isinstance(values, Tensor)
+                and values.shape == grid.shape
+                and torch.allclose(values, ours(grid), 1e-12, 1e-12)
+            ):
                 return name
-    own = label or getattr(function, "__name__", "") or type(function).__name__
-    return f"own {own}"[:_LONGEST_NAME] if own in ACTIVATIONS else own[:_LONGEST_NAME]
+    return (f"own {own}" if own in ACTIVATIONS else own)[:_LONGEST_NAME]
 
 
 def _checked(coefficients: Any) -> tuple[float, ...]:

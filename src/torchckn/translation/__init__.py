@@ -33,6 +33,7 @@ def translate(
     kernel: Literal["match"] | Kernel = "match",
     *,
     linear_kernel: Kernel | None = None,
+    scale: float = 1.0,
     strict: bool = False,
     classes: int | None = None,
     eps: float = 1e-3,
@@ -52,6 +53,8 @@ def translate(
             ``RBFSphere(0.6)``, which the paper's experiments use.
         linear_kernel: the kernel of layers without a nonlinearity, ``Linear()`` by default; the runs that the paper's authors
             released have ``RBFSphere(0.6)`` there as well.
+        scale: the standard deviation of pre-activations, for activations whose shape depends on it, such as tanh and GELU
+            (:class:`torchckn.kernels.Dual`); 1 is what standardized inputs and the usual initializations give.
         strict: raise an error that lists everything without an exact counterpart, if there is anything.
         classes: number of scores that the head gives; by default as many as the network gives.
         eps, init, inverse_sqrt: options of every layer; see :class:`torchckn.nn.KernelConv2d`.
@@ -85,8 +88,10 @@ def translate(
     if linear_kernel is not None and not isinstance(linear_kernel, Kernel):
         raise ConfigError(f"linear_kernel expected a kernel such as Linear() or RBFSphere(0.6), got {linear_kernel!r}")
 
+    if not 0 < scale < float("inf"):
+        raise ConfigError(f"scale expected a positive number, the standard deviation of pre-activations, got {scale!r}")
     builder = Builder(
-        Policy(kernel if isinstance(kernel, Kernel) else None, linear_kernel, _layer_options(eps, init, inverse_sqrt))
+        Policy(kernel if isinstance(kernel, Kernel) else None, linear_kernel, scale, _layer_options(eps, init, inverse_sqrt))
     )
     traced = trace(net, shape, lambda module: rule_module(module, RULES) is not None)
     values = _walk(traced, shape, builder)

@@ -51,6 +51,8 @@ class Policy:
     """one kernel for all nonlinear layers; None: the one that matches each activation"""
     linear_kernel: Kernel | None = None
     """the kernel of layers without a nonlinearity; None: the linear one"""
+    scale: float = 1.0
+    """of pre-activations, for activations that are not homogeneous"""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """eps, inverse_sqrt and init of every layer"""
 
@@ -237,13 +239,16 @@ class Step:
         self.note("inexact" if inexact else "exact", reasons, layer=node.name, shape=shape, parts=self._bias())
         return Value(node.name, shape, pending=node, gaussian=True, factor=source.factor)
 
-    def activation(self, kernel: Kernel, exact: bool, why: str) -> Value:
-        """Give the pending layer its kernel, or put an identity layer here if none is pending."""
+    def activation(self, kernel: Kernel, exact: bool, why: str, parts: Sequence[Part] = ()) -> Value:
+        """Give the pending layer its kernel, or put an identity layer here if none is pending.
+
+        ``parts`` has what is inexact about the kernel that matches; a kernel that was chosen is meant as it is.
+        """
         value, chosen = self.input, self.builder.policy.kernel
         used = kernel if chosen is None else chosen
         reasons, decided = [why], ""
         if used.spec() != kernel.spec():
-            exact, reasons = False, [chosen_kernel(used, kernel)]
+            exact, reasons, parts = False, [chosen_kernel(used, kernel)], ()
         elif not value.gaussian:
             exact = False
             reasons.append("exact for linear units only, and these are not linear")
@@ -263,7 +268,8 @@ class Step:
             node = kind(self.name, filters=value.shape[0], trainable=False, inputs=(value.node,), **options)
             result = self.builder.add(node.with_kernel(used))
         correspondence: Correspondence = "exact" if exact else "inexact"
-        self.note(correspondence, reasons, layer=result.node, kernel=decided, shape=result.shape, faithful=faithful)
+        told = {"layer": result.node, "kernel": decided, "shape": result.shape}
+        self.note(correspondence, reasons, **told, faithful=faithful, parts=parts)
         return dataclasses.replace(result, flat=value.flat, factor=abs(value.factor) ** used.degree)
 
     def drop(self, why: str, *, faithful: bool) -> Value:
