@@ -166,32 +166,30 @@ def test_nystrom_features_approach_the_exact_kernel_with_more_filters(generator:
         assert errors[2] < 0.01, errors
 
 
-@pytest.mark.parametrize(("activation", "gain"), [(nn.Tanh(), 0.394294), (nn.GELU(), 0.425184)], ids=["tanh", "gelu"])
-def test_the_matching_kernel_is_ten_times_closer_to_the_random_network_than_the_stand_in_was(
-    activation: nn.Module, gain: float
-) -> None:
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.GELU()], ids=["tanh", "gelu"])
+def test_the_matching_kernel_is_ten_times_closer_to_the_random_network_than_the_stand_in_was(activation: nn.Module) -> None:
     """A ConvNet with its own Gaussian weights, whose pre-activations have scale 1: pixels of norm 1, no padding."""
     generator = torch.Generator().manual_seed(0)
-    images = F.normalize(torch.randn(12, 3, 8, 8, generator=generator, dtype=torch.float64), dim=1)
-    images = F.normalize(images + images.mean((2, 3), keepdim=True) * 4, dim=1)
+    images = torch.randn(8, 3, 6, 6, generator=generator) + 2 * torch.randn(8, 3, 1, 1, generator=generator)
+    images = F.normalize(images, dim=1)
     small = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, bias=False), activation, nn.Conv2d(8, 8, 2, stride=2, bias=False), activation),
-        *(nn.Conv2d(8, 8, 2, bias=False), activation, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)),
     )
-    width, gram = 1500, torch.zeros(12, 12, dtype=torch.float64)
-    for _ in range(6):
-        x = images
-        for channels, size, stride, square in ((3, 3, 1, 1 / 3), (width, 2, 2, gain), (width, 2, 1, gain)):
-            weight = torch.randn(width, channels, size, size, generator=generator, dtype=torch.float64)
-            x = activation(F.conv2d(x, weight / (channels * size**2 * square) ** 0.5, stride=stride))
-        features = x.mean((2, 3))
+    width, gram = 2000, torch.zeros(8, 8)
+    for _ in range(20):
+        first = activation(F.conv2d(images, torch.randn(width, 3, 3, 3, generator=generator) / 3))
+        fan_in = 4 * first.square().sum(1).mean()
+        second = torch.randn(width, width, 2, 2, generator=generator) / fan_in.sqrt()
+        features = activation(F.conv2d(first, second, stride=2)).mean((2, 3))
         gram += features @ features.T
 
     def error(kernel: Any) -> float:
-        exact = torchckn.exact_kernel(torchckn.translate(small, (3, 8, 8), kernel=kernel).graph, images)
+        exact = torchckn.exact_kernel(torchckn.translate(small, (3, 6, 6), kernel=kernel).graph, images)
         return float((exact / exact.norm() - gram / gram.norm()).norm())
 
     stand_in = ArcCosine(0) if isinstance(activation, nn.Tanh) else ArcCosine(1)
+    print(error('match'),error(stand_in))
     assert error("match") < error(stand_in) / 10, (error("match"), error(stand_in))
 
 

@@ -42,10 +42,12 @@ from .operations import (
     Standardize,
     Whiten,
 )
+from .product import Broadcast, Product
 
 __all__ = [
     "AdaptiveAveragePool",
     "AveragePool",
+    "Broadcast",
     "Conv",
     "Dense",
     "DirectSum",
@@ -58,6 +60,7 @@ __all__ = [
     "Node",
     "Normalize",
     "Pad",
+    "Product",
     "Shape",
     "Standardize",
     "Whiten",

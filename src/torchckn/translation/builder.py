@@ -199,6 +199,11 @@ class Step:
         """Whether an argument depends on the images."""
         return isinstance(argument, Operation) and argument.name in self._values
 
+    def same_operands(self) -> bool:
+        """Whether its two arguments are the same operation's result, as in ``x * x``."""
+        operands = [a for a in (*self.operation.args, *self.operation.kwargs.values()) if isinstance(a, Operation)]
+        return len(operands) == 2 and operands[0] is operands[1]
+
     def settled(self) -> Value:
         """The input, as an image or vector that the graph already gives."""
         return self.builder.settle(self.input)

@@ -34,7 +34,7 @@ def relu(step: Step) -> Value:
 @rule(torch.sin, "sin", torch.cos, "cos", torch.square, "square", torch.abs, "abs", operator.abs, nn.Threshold, F.threshold)
 @rule("clamp", torch.clamp, "clamp_", "clip", torch.clip, "clamp_min", torch.clamp_min, "clamp_max", torch.clamp_max)
 def elementwise(step: Step) -> Value:
-    return _own_kernel(step, _function(step), _label(step))
+    return own_kernel(step, _function(step), _label(step))
 
 
 @rule(zoo.ScaledTanh)
@@ -54,7 +54,7 @@ def sigmoid(step: Step) -> Value:
 def parametric_relu(step: Step) -> Value:
     slope = weight_of(step, []).detach().mean().item()
     trained = Part("slopes", "inexact", f"one slope, {slope:g}, that is not trained", faithful=False)
-    return _own_kernel(step, functools.partial(F.leaky_relu, negative_slope=slope), f"PReLU({slope:g})", parts=(trained,))
+    return own_kernel(step, functools.partial(F.leaky_relu, negative_slope=slope), f"PReLU({slope:g})", parts=(trained,))
 
 
 @rule(operator.pow, torch.pow, "pow", "pow_")
@@ -71,10 +71,10 @@ def power(step: Step) -> Value:
         )
     if exponent == 1:
         return step.keep(step.input, "changes nothing")
-    return _own_kernel(step, functools.partial(torch.pow, exponent=int(exponent)), f"power {int(exponent)}")
+    return own_kernel(step, functools.partial(torch.pow, exponent=int(exponent)), f"power {int(exponent)}")
 
 
-def _own_kernel(step: Step, function: Function, label: str, parts: Sequence[Part] = ()) -> Value:
+def own_kernel(step: Step, function: Function, label: str, parts: Sequence[Part] = ()) -> Value:
     """The kernel that the activation has with infinitely many units."""
     # A constant factor before the activation is part of its scale.
     scale = step.builder.policy.scale * abs(step.input.factor)

@@ -34,6 +34,8 @@ def reshaping(step: Step) -> Value:
     if vector and len(step.operation.value) == 2:
         value = dataclasses.replace(step.input, flat=True)
         return step.keep(value, "a layer on the whole representation flattens it")
+    if after == (size, 1, 1) and before in ((size,), (size, 1)):
+        return step.keep(dataclasses.replace(step.input, flat=False), "a vector is an image of one position")
     raise _mixing(step)
 
 
