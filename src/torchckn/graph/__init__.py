@@ -42,9 +42,11 @@ from .operations import (
     Standardize,
     Whiten,
 )
+from .resampling import AsImage, SelectChannels, SpaceToDepth, Upsample, Window
 
 __all__ = [
     "AdaptiveAveragePool",
+    "AsImage",
     "AveragePool",
     "Conv",
     "Dense",
@@ -58,7 +60,11 @@ __all__ = [
     "Node",
     "Normalize",
     "Pad",
+    "SelectChannels",
     "Shape",
+    "SpaceToDepth",
     "Standardize",
+    "Upsample",
     "Whiten",
+    "Window",
 ]
