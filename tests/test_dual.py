@@ -189,7 +189,6 @@ def test_the_matching_kernel_is_ten_times_closer_to_the_random_network_than_the_
         return float((exact / exact.norm() - gram / gram.norm()).norm())
 
     stand_in = ArcCosine(0) if isinstance(activation, nn.Tanh) else ArcCosine(1)
-    print(error('match'),error(stand_in))
     assert error("match") < error(stand_in) / 10, (error("match"), error(stand_in))
 
 

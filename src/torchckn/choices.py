@@ -18,6 +18,11 @@ Init = Literal["kmeans", "sample", "random", "identity"]
 FilterMethod = Literal["kmeans", "sample", "random"]
 RootMethod = Literal["auto", "eigh", "newton", "svd"]
 
+# Operations
+Border = Literal["zeros", "reflect", "replicate", "circular"]
+Interpolation = Literal["nearest", "nearest-exact", "bilinear", "bicubic"]
+NormOver = Literal["position", "image"]
+
 # Data
 DataSetName = Literal["cifar10", "fashion-mnist", "mnist", "mnist-mini"]
 

@@ -216,8 +216,9 @@ class _Product(nn.Module):
 
     def __init__(self, layer: KernelProduct) -> None:
         super().__init__()
-        for name, value in zip(("weight", "second_weight", "root"), (*layer.sphere_parameters(), layer.projection()), strict=True):
-            self.register_buffer(name, value.detach().clone())
+        self.register_buffer("weight", layer.weight.detach().clone())
+        self.register_buffer("second_weight", layer.second_weight.detach().clone())
+        self.register_buffer("root", layer.projection())
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         return kernel_product(first, second, self.weight, self.second_weight, self.root)

@@ -99,7 +99,9 @@ def _set_filters(layer: KernelLayer, filters: Tensor) -> None:
 
 def _sizes(layer: KernelLayer) -> list[int]:
     """How many numbers one filter has in each of the layer's parameters."""
-    return [parameter[0].numel() if parameter.ndim < 5 else parameter[0, 0].numel() for parameter in layer.sphere_parameters()]
+    return [
+        parameter[0].numel() if parameter.ndim < 5 else parameter[0, 0].numel() for parameter in layer.sphere_parameters()
+    ]
 
 
 @torch.no_grad()
@@ -194,7 +196,9 @@ def _random_places(n: int, places: int, tries: int, per_image: int, generator: t
     return torch.rand(n, places, generator=generator).topk(tries, 1).indices
 
 
-def pick_pairs(layer: KernelLayer, first: Tensor, second: Tensor, per_image: int, generator: torch.Generator | None) -> Tensor:
+def pick_pairs(
+    layer: KernelLayer, first: Tensor, second: Tensor, per_image: int, generator: torch.Generator | None
+) -> Tensor:
     """Pairs of unit vectors at random positions of both inputs of a product, side by side: (1, n, C1 + C2)
 
     Clustering them side by side groups pairs whose both halves are similar.

@@ -43,9 +43,11 @@ from .operations import (
     Whiten,
 )
 from .product import Broadcast, Product
+from .resampling import AsImage, SelectChannels, SpaceToDepth, Upsample, Window
 
 __all__ = [
     "AdaptiveAveragePool",
+    "AsImage",
     "AveragePool",
     "Broadcast",
     "Conv",
@@ -61,7 +63,11 @@ __all__ = [
     "Normalize",
     "Pad",
     "Product",
+    "SelectChannels",
     "Shape",
+    "SpaceToDepth",
     "Standardize",
+    "Upsample",
     "Whiten",
+    "Window",
 ]

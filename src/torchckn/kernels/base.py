@@ -93,7 +93,9 @@ class Kernel(nn.Module):
             squared_norms: |x|^2, (N, 1, ...)
             phases: one number per filter, uniform on [0, 2 pi), broadcastable to ``responses``
         """
-        raise ConfigError(f"{type(self).__name__} has no random features; use Linear, ArcCosine or RBFSphere")
+        raise ConfigError(
+            f"{type(self).__name__} has no random features; use Linear, ArcCosine, RBFSphere, Polynomial or Dual"
+        )
 
     def spec(self) -> KernelSpec:
         """This kernel as plain data: its class name and its constructor arguments."""

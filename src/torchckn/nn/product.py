@@ -58,7 +58,11 @@ class KernelProduct(KernelLayer):
     ) -> None:
         if init == "identity":
             raise ConfigError("KernelProduct has no init='identity'; use 'kmeans', 'sample' or 'random'")
-        if not isinstance(in_channels, tuple) or len(in_channels) != 2 or not all(type(n) is int and n > 0 for n in in_channels):
+        if (
+            not isinstance(in_channels, tuple)
+            or len(in_channels) != 2
+            or not all(type(n) is int and n > 0 for n in in_channels)
+        ):
             raise ConfigError(f"KernelProduct expected the channels of two inputs, such as (64, 64), got {in_channels!r}")
         super().__init__((filters, in_channels[0]), 1, Linear(), eps, init, inverse_sqrt, generator, device, dtype)
         self.in_channels = in_channels
@@ -77,7 +81,7 @@ class KernelProduct(KernelLayer):
         if self._shared is not None:
             return self._shared
         factors = [self.weight, self.second_weight]
-        if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled() and self.weight.requires_grad:
+        if self.training or torch.compiler.is_compiling() or (torch.is_grad_enabled() and self.weight.requires_grad):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             return pair_projection(*factors, self.eps, self.inverse_sqrt)
         settings = (self.eps, self.inverse_sqrt)
@@ -111,7 +115,8 @@ def kernel_product(first: Tensor, second: Tensor, weight: Tensor, second_weight:
 
 def pair_responses(first: Tensor, second: Tensor, weight: Tensor, second_weight: Tensor) -> Tensor:
     """(W1 u) o (W2 v), of images and of vectors, which all positions of an image share."""
-    both = [F.linear(x, w) if x.ndim == 2 else F.conv2d(x, w[:, :, None, None]) for x, w in ((first, weight), (second, second_weight))]
+    pairs = ((first, weight), (second, second_weight))
+    both = [F.linear(x, w) if x.ndim == 2 else F.conv2d(x, w[:, :, None, None]) for x, w in pairs]
     if both[0].ndim != both[1].ndim:
         both = [x[:, :, None, None] if x.ndim == 2 else x for x in both]
     return both[0] * both[1]

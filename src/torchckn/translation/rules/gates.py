@@ -32,12 +32,13 @@ def product_of_branches(step: Step) -> Value:
     positions = [value.shape[1:] or (1, 1) for value in factors]
     if any(value.flat for value in factors) and positions[0] != positions[1]:
         factors = [step.builder.flattened(value, f"{step.name}_flat{i}") for i, value in enumerate(factors)]
-    filters = step.output_shape[0] if not any(value.flat and len(value.shape) == 3 for value in factors) else factors[0].shape[0]
+    width = max(value.width for value in factors) or step.output_shape[0]
+    filters = step.builder.policy.filters_for(width)
     node = Product(step.name, filters=filters, **step.builder.policy.options)
     correspondence = "inexact" if inexact else "exact"
     value = step.emit(node, correspondence, (_WHY, *inexact), inputs=factors, gaussian=False)
     factor = abs(first.factor * second.factor)
-    return dataclasses.replace(value, flat=len(step.output_shape) == 1, summed=False, factor=factor)
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1, summed=False, factor=factor, width=width)
 
 
 def _is_one_layer_twice(first: Value, second: Value) -> bool:
@@ -51,21 +52,21 @@ def _polynomial(step: Step, first: Value, second: Value) -> Value:
     pending, other = first.pending, second.pending
     assert isinstance(pending, KernelNode)
     assert other is not None
-    filters = step.output_shape[0] if len(step.output_shape) == 3 or not first.flat else pending.filters
-    node = dataclasses.replace(pending, filters=filters).with_kernel(Polynomial(2))
+    node = dataclasses.replace(pending, filters=max(pending.filters, other.filters)).with_kernel(Polynomial(2))
     value = step.builder.add(node)
     step.builder.rows = [
         dataclasses.replace(row, layer=node.name) if row.layer == other.name else row for row in step.builder.rows
     ]
     why = "two linear layers of one input multiply to its polynomial kernel of degree 2: one layer"
     step.note("exact", why, layer=node.name, kernel=str(node.kernel), shape=value.shape)
-    return dataclasses.replace(value, flat=first.flat, factor=abs(first.factor * second.factor))
+    factor = abs(first.factor * second.factor)
+    return dataclasses.replace(value, flat=first.flat, factor=factor, width=first.width, layout=first.layout)
 
 
 def _dependence(builder: Builder, first: Value, second: Value) -> list[str]:
     """The reasons, if there are any, why two branches are not independent."""
     pending = {value.node: value.pending for value in (first, second) if value.pending is not None}
-    nodes: dict[str, Node] = {**{node.name: node for node in builder.nodes}, **pending}
+    nodes: dict[str, Node] = {**builder.nodes, **pending}
     before = [_before(nodes, value.node) for value in (first, second)]
     if first.node in before[1] or second.node in before[0]:
         return ["the gate is computed from what it multiplies, so that the branches are not independent"]

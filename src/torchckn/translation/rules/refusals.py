@@ -20,11 +20,11 @@ _REASONS: list[tuple[tuple[type, ...], str, str]] = [
         "Translate the convolutional part by itself.",
     ),
     (
-        (nn.ConvTranspose2d, nn.Upsample, nn.PixelShuffle),
+        (nn.ConvTranspose2d, nn.PixelShuffle),
         "upsampling layers have no patches to compare",
         "Translate the part before it.",
     ),
-    ((nn.Conv1d, nn.Conv3d), "kernel layers are for images, (N, C, H, W)", "Use Conv2d, with a height of 1 for signals."),
+    ((nn.Conv3d,), "kernel layers are for images, (N, C, H, W)", "Use Conv2d, with a height of 1 for signals."),
     ((nn.Embedding, nn.EmbeddingBag), "an embedding takes indices, not images", "Translate the part after it."),
 ]
 

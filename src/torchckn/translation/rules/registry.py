@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ...errors import ConfigError
 from ..builder import Step, Value
 from ..trace import Key
 
-Rule = Callable[[Step], Value]
+Rule = Callable[[Step], Value | tuple[Any, ...]]
 
 RULES: dict[Key, Rule] = {}
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+import operator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...errors import TranslationError
 from ..builder import Step, Value
+from ..views import MOVES, moved, named
 from .registry import rule
 
 
@@ -20,32 +21,38 @@ def dropout(step: Step) -> Value:
 
 @rule(nn.Identity, "contiguous", "clone", "detach", "float", "double", "to", "type_as", torch.clone)
 def identity(step: Step) -> Value:
-    return step.keep(step.input, "changes nothing")
+    return step.keep(step.raw_inputs[0], "changes nothing")
 
 
-@rule(nn.Flatten, torch.flatten, "flatten", "view", "reshape", torch.reshape, "squeeze", torch.squeeze)
-@rule(nn.Unflatten, "unsqueeze", torch.unsqueeze)
-def reshaping(step: Step) -> Value:
-    before, after = step.input_shape, step.output_shape
-    if after == before:
-        return step.keep(step.input, "changes nothing")
-    size = torch.Size(before).numel()
-    vector = after == (size,) or (after == () and size == 1)
-    if vector and len(step.operation.value) == 2:
-        value = dataclasses.replace(step.input, flat=True)
-        return step.keep(value, "a layer on the whole representation flattens it")
-    if after == (size, 1, 1) and before in ((size,), (size, 1)):
-        return step.keep(dataclasses.replace(step.input, flat=False), "a vector is an image of one position")
-    raise _mixing(step)
+#: what gives some or all of its input's numbers in another order
+_MOVING = (
+    *(nn.Flatten, nn.Unflatten, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_unshuffle, F.channel_shuffle),
+    *(torch.channel_shuffle, torch.pixel_unshuffle, torch.unflatten, torch.index_select, torch.select, torch.narrow),
+    *(torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose, torch.movedim),
+    *(torch.moveaxis, torch.swapaxes, torch.swapdims, torch.chunk, torch.split, torch.unbind, torch.tensor_split),
+    *("flatten", "view", "reshape", "squeeze", "unsqueeze", "unflatten", "permute", "transpose", "movedim", "moveaxis"),
+    *("swapaxes", "swapdims", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "index_select", "view_as"),
+)
+#: of these, those that give parts; a layer that only they read is needed by parts only
+SELECTING = {operator.getitem, torch.chunk, "chunk", torch.split, "split", torch.tensor_split, "tensor_split"}
+SELECTING |= {torch.unbind, "unbind", torch.narrow, "narrow", torch.select, "select", torch.index_select, "index_select"}
 
 
-@rule("permute", torch.permute, "transpose", torch.transpose)
-def moving_axes(step: Step) -> Value:
-    raise _mixing(step)
+@rule(*_MOVING)
+def moving(step: Step) -> Value | tuple[Any, ...]:
+    result = moved(step)
+    if isinstance(result, Value):
+        step.note("kept", MOVES if result.view is not None else "changes nothing")
+    return result
 
 
-def _mixing(step: Step) -> TranslationError:
-    return step.refuse(
-        f"it makes {step.input_shape} into {step.output_shape}, which mixes channels and positions",
-        "Only flattening to a vector has a counterpart.",
-    )
+@rule(operator.getitem)
+def indexing(step: Step) -> Value | tuple[Any, ...]:
+    source, index = step.operation.args
+    first = step.raw_inputs[0]
+    if not step.is_computed(source):
+        raise step.refuse("its place depends on the image", "Index with numbers.")
+    if isinstance(first, tuple):
+        step.note("kept", MOVES)
+        return named(step, first[index])
+    return moving(step)

@@ -23,6 +23,15 @@ def addition(step: Step) -> Value:
     if len({operand.shape for operand in step.operation.args[:2]}) > 1:
         raise step.refuse("it adds feature maps of different sizes", "Bring both branches to one size first.")
     alpha = float(step.option("alpha", 9, 1))
+    first, second = step.inputs
+    if first.node == second.node:
+        sign = -1 if step.operation.key in (operator.sub, operator.isub, torch.sub, "sub", "sub_") else 1
+        factor = first.factor + sign * alpha * second.factor
+        if factor == 0:
+            raise step.refuse("it subtracts a feature map from itself", "Leave this branch out.")
+        return step.keep(dataclasses.replace(first, factor=factor), "a multiple of one feature map")
+    if first.layout != second.layout:
+        raise step.refuse("it adds feature maps with axes in different orders", "Move the axes of one of them first.")
     inexact = []
     if sum(not v.gaussian for v in step.inputs) > 1:
         inexact.append("products of nonlinear branches with each other are left out")
@@ -33,7 +42,10 @@ def addition(step: Step) -> Value:
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def concatenation(step: Step) -> Value:
-    if step.option("dim", 1, 0) not in (1, -len(step.output_shape)):
+    axis = step.option("dim", 1, 0)
+    layout = step.input.layout
+    channels = len(step.output_shape) if layout in ("hwc", "pc") else 1
+    if axis % (len(step.output_shape) + 1) != channels or len({v.layout for v in step.inputs}) > 1:
         raise step.refuse("concatenation is not along the channels", "Only torch.cat(..., dim=1) has a counterpart.")
     if len(step.inputs) < len(step.option("tensors", 0, ())):
         raise step.refuse("it puts constants beside the feature maps", "Leave constant channels out.")
@@ -43,7 +55,9 @@ def concatenation(step: Step) -> Value:
 @rule(KernelSum)
 def _side_by_side(step: Step) -> Value:
     # A nonlinearity on units side by side is not the nonlinearity on their sum: the result is not gaussian.
-    return dataclasses.replace(_direct_sum(step, "a direct sum of features"), gaussian=False)
+    value = _direct_sum(step, "a direct sum of features")
+    branches = () if value.flat else tuple(map(step.builder.settle, step.inputs))
+    return dataclasses.replace(value, gaussian=False, branches=branches)
 
 
 def _direct_sum(step: Step, why: str, inexact: Sequence[str] = (), factors: Sequence[float] = ()) -> Value:
