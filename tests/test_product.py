@@ -76,9 +76,9 @@ def test_features_of_both_kinds_approach_the_product_of_kernels(gate: bool, gene
         features = ckn.features(images[:6]).detach()
         errors.append(float((features @ features.T - exact).norm() / exact.norm()))
     assert errors[1] < errors[0] / 2, errors
-    wide = torchckn.CKN(product_graph(3000, gate), weights="random-features", generator=generator, dtype=torch.float64)
+    wide = torchckn.CKN(product_graph(800, gate), weights="random-features", generator=generator, dtype=torch.float64)
     features = wide.features(images[:6])
-    assert (features @ features.T - exact).norm() < 0.15 * exact.norm()
+    assert (features @ features.T - exact).norm() < 0.2 * exact.norm()
 
 
 def test_a_product_of_one_input_with_itself_is_the_polynomial_kernel_of_degree_2(generator: torch.Generator) -> None:
