@@ -11,6 +11,7 @@ from torchckn import kernels
 from torchckn.errors import ConfigError, DataError, NumericalError
 from torchckn.graph import (
     AdaptiveAveragePool,
+    AsImage,
     AveragePool,
     Conv,
     Dense,
@@ -23,7 +24,11 @@ from torchckn.graph import (
     Node,
     Normalize,
     Pad,
+    SelectChannels,
+    SpaceToDepth,
+    Upsample,
     Whiten,
+    Window,
 )
 from torchckn.kernels import ArcCosine, Linear, RBFSphere
 
@@ -92,6 +97,31 @@ def finite_feature_networks() -> dict[str, list[Node]]:
             Flatten("g"),
             DirectSum("s", inputs=("f", "g")),
             Dense("d", filters=272, **linear),
+        ],
+        "interpolation": [
+            Conv("c", filters=18, kernel_size=(3, 3), **linear),
+            Upsample("u", output_size=(7, 9), mode="bilinear"),
+            Conv("d", filters=72, kernel_size=(2, 2), **linear),
+        ],
+        "nearest pixels": [Conv("c", filters=2, **linear), Upsample("u", output_size=(12, 3))],
+        "fixed window": [
+            Conv("c", filters=2, **linear),
+            Pad("p", padding=(1, 2, 1, 0), mode="reflect"),
+            Window("w", window=((1.0, 2.0, 0.5), (-1.0, 0.0, 1.0)), stride=(2, 1), padding=(1, 0)),
+        ],
+        "blocks as channels": [
+            Conv("c", filters=2, **linear),
+            SpaceToDepth("s", block=2),
+            Conv("d", filters=72, kernel_size=(3, 3), **linear),
+        ],
+        "cropping": [Conv("c", filters=2, **linear), Pad("p", padding=(-1, -2, 0, -1)), AveragePool("s", stride=(2, 2))],
+        "norm of the image": [Conv("c", filters=18, kernel_size=(3, 3), **linear), Normalize("n", over="image")],
+        "chosen channels": [SelectChannels("s", channels=(1,)), Conv("c", filters=9, kernel_size=(3, 3), **linear)],
+        "vector as an image": [
+            Dense("d", filters=72, **linear),
+            AsImage("i"),
+            Upsample("u", output_size=(2, 2)),
+            Conv("c", filters=72, **linear),
         ],
         "whitening": [Whiten("w"), Conv("c", filters=18, **linear)],
         "pooling alone": [AveragePool("p", kernel_size=(3, 3), padding=(1, 1), stride=(1, 1))],

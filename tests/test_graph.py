@@ -11,6 +11,7 @@ import torchckn
 from torchckn.errors import ConfigError
 from torchckn.graph import (
     AdaptiveAveragePool,
+    AsImage,
     AveragePool,
     Conv,
     Dense,
@@ -24,8 +25,12 @@ from torchckn.graph import (
     Node,
     Normalize,
     Pad,
+    SelectChannels,
+    SpaceToDepth,
     Standardize,
+    Upsample,
     Whiten,
+    Window,
 )
 from torchckn.graph.preprocessing import Preprocessing
 from torchckn.kernels import ArcCosine, Linear, RBFSphere
@@ -35,6 +40,7 @@ def every_operation() -> Graph:
     return Graph(
         (3, 16, 16),
         [
+            SelectChannels("chosen", channels=(0, 2, 1)),
             Whiten("white"),
             Conv("first", filters=6, kernel=RBFSphere(0.5, trainable=True)),
             GaussianPool("blur", stride=2),
@@ -49,8 +55,14 @@ def every_operation() -> Graph:
             MaxPool("largest", kernel_size=(2, 2), stride=(1, 1)),
             Local("local", filters=3, kernel_size=(2, 2), regions=(2, 1)),
             AdaptiveAveragePool("mean", output_size=(2, 1)),
+            Upsample("larger", output_size=(4, 4), mode="bilinear"),
+            Window("window", window=((0.5, 0.5), (0.25, 0.25)), padding=(1, 1), stride=(1, 1)),
+            Pad("mirror", padding=(1, 1, -1, 1), mode="reflect"),
+            SpaceToDepth("blocks", block=1),
+            Normalize("whole", over="image"),
             Flatten("flat"),
             Dense("dense", filters=7, eps=0.01, inverse_sqrt="newton"),
+            AsImage("pixel"),
         ],
     )
 
@@ -149,6 +161,20 @@ def test_a_new_operation_is_one_class() -> None:
             lambda: Graph((1, 8, 8), [Conv("a", filters=1), Whiten("w")]),
             "'w' acts on pixels, but its input is a kernel layer",
         ),
+        (
+            lambda: Graph((1, 8, 8), [SelectChannels("s", channels=(1,))]),
+            r"'s' expected channels from 0 to 0, got \(1,\)",
+        ),
+        (
+            lambda: Graph((1, 8, 8), [SpaceToDepth("s", block=3)]),
+            "'s' expected a block that divides 8x8, got 3",
+        ),
+        (lambda: Graph((1, 8, 8), [AsImage("i")]), r"'i' expected a vector, got shape \(1, 8, 8\)"),
+        (lambda: Window("w", window=((1.0,), (1.0, 2.0))), "'w' expected a window of numbers, with rows of one length"),
+        (lambda: Window("w", window=((1.0, 2.0),), dilation=(2, 2)), "'w' expected dilation 1, got .2, 2.; put zeros"),
+        (lambda: Upsample("u", output_size=(2, 2), mode="area"), "unknown mode of node 'u' 'area'"),
+        (lambda: Pad("p", mode="constant"), "unknown mode of node 'p' 'constant'"),
+        (lambda: Normalize("n", over="rows"), "unknown over of node 'n' 'rows'"),
         (lambda: Graph.from_json({"nodes": []}), "expected a graph written by Graph.to_json"),
         (lambda: Graph.from_json([1, 2]), "expected a graph written by Graph.to_json"),
         (lambda: Node.from_json({"op": "Convolution", "name": "c"}), "unknown operation 'Convolution'"),

@@ -20,6 +20,11 @@ RootMethod = Literal["auto", "eigh", "newton", "svd"]
 Native = Literal["auto", "off", "require"]
 RootBlock = int | Literal["auto", "all"]
 
+# Operations
+Border = Literal["zeros", "reflect", "replicate", "circular"]
+Interpolation = Literal["nearest", "nearest-exact", "bilinear", "bicubic"]
+NormOver = Literal["position", "image"]
+
 # Data
 DataSetName = Literal["cifar10", "fashion-mnist", "mnist", "mnist-mini"]
 

@@ -212,7 +212,7 @@ def _named() -> Iterator[tuple[str, Callable[[Facts, Tensors], None]]]:
     yield "one more tensor", lambda _, tensors: tensors.__setitem__("more", torch.ones(1))
     for name in NAMES:
         yield f"a node called {name[:20]!r}", node("dense", name=name)
-    for op in ("Node", "KernelNode", "WindowNode", "_OnPositions", "Exec", "", None, 3, "__import__", "Graph", "conv"):
+    for op in ("Node", "KernelNode", "WindowNode", "OnPositions", "Exec", "", None, 3, "__import__", "Graph", "conv"):
         yield f"operation {op!r}", node("dense", op=op)
     for key in ("version", "kind", "graph", "classes", "centering", "weights", "training", "report"):
         yield f"no {key}", lambda facts, _, k=key: facts.pop(k)  # type: ignore[misc]

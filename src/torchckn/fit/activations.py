@@ -46,10 +46,10 @@ class Activations:
         self._seed = int(torch.randint(2**62, (1,), generator=generator))
         self._kept: list[_Batch] = []
 
-    def inputs_of(self, name: str) -> Iterator[Tensor]:
+    def inputs_of(self, name: str) -> Iterator[tuple[Tensor, ...]]:
         """What the layer called ``name`` gets, of batch after batch; the filters of the layers before it are not to change."""
         stop = self.ckn.position_of(name)
-        (source,) = self.ckn.graph.nodes[stop].inputs
+        sources = self.ckn.graph.nodes[stop].inputs
         images: Iterator[Tensor] | None = None
         for place in count():
             if place < len(self._kept):
@@ -66,7 +66,7 @@ class Activations:
                 self._kept.append(batch)
             while sum(kept.bytes for kept in self._kept) > self.memory:
                 self._kept.pop()
-            yield batch.values[source]
+            yield tuple(batch.values[source] for source in sources)
 
     def _images(self, first: int) -> Iterator[Tensor]:
         """Batches of images from the ``first`` one on."""

@@ -19,6 +19,7 @@ from ..errors import ConfigError, DataError
 from ..network import CKN, modes_kept
 from ..nn.base import KernelLayer
 from ..nn.layers import KernelConv2d, KernelLinear, KernelLocal2d
+from ..nn.product import KernelProduct
 from ..progress import progress as show_progress
 from .activations import KEPT, Activations
 from .features import CHUNK
@@ -64,7 +65,8 @@ def fit_filters(
             report(done, name)
             how = layer.init if init is None or layer.init == "identity" else init
             if how == "random":
-                _set_filters(layer, torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64))
+                shape = (*layer.weight.shape[: layer.filter_matrix().ndim - 1], sum(_sizes(layer)))
+                _set_filters(layer, torch.randn(shape, generator=generator, dtype=torch.float64))
             elif how != "identity":
                 sample = _sample(activations, name, layer, max(patches, layer.filters), generator)
                 _set_filters(layer, _chosen(layer, sample, how, restarts, generator))
@@ -74,7 +76,7 @@ def fit_filters(
 
 
 def _chosen(layer: KernelLayer, sample: Tensor, how: str, restarts: int, generator: torch.Generator | None) -> Tensor:
-    """Filters in the shape of the layer's, from patches (parts, n, s)."""
+    """Filters (parts, f, s) from patches (parts, n, s)."""
     filters = layer.filters // (layer.groups if isinstance(layer, KernelConv2d) else 1)
     chosen = []
     for part in sample:
@@ -85,13 +87,21 @@ def _chosen(layer: KernelLayer, sample: Tensor, how: str, restarts: int, generat
             chosen.append(part[index.to(part.device)])
         else:
             chosen.append(spherical_kmeans(part, filters, restarts=restarts, generator=generator).centroids)
-    return torch.stack(chosen).reshape(layer.weight.shape)
+    return torch.stack(chosen)
 
 
 @torch.no_grad()
 def _set_filters(layer: KernelLayer, filters: Tensor) -> None:
-    layer.weight.copy_(filters)
+    for parameter, part in zip(layer.sphere_parameters(), filters.split(_sizes(layer), -1), strict=True):
+        parameter.copy_(part.reshape(parameter.shape))
     layer.normalize_()
+
+
+def _sizes(layer: KernelLayer) -> list[int]:
+    """How many numbers one filter has in each of the layer's parameters."""
+    return [
+        parameter[0].numel() if parameter.ndim < 5 else parameter[0, 0].numel() for parameter in layer.sphere_parameters()
+    ]
 
 
 @torch.no_grad()
@@ -115,8 +125,9 @@ def _sample(
     found: list[Tensor] = []
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
-        for x in activations.inputs_of(name):
-            picked = pick_patches(layer, x, per_image, generator)  # (parts, n, s)
+        pick = pick_pairs if isinstance(layer, KernelProduct) else pick_patches
+        for inputs in activations.inputs_of(name):
+            picked = pick(layer, *inputs, per_image, generator)  # (parts, n, s)
             found.append(picked)
             have += picked.shape[1]
             if have >= count:
@@ -183,3 +194,22 @@ def _random_places(n: int, places: int, tries: int, per_image: int, generator: t
     if per_image == 1 and places > 4 * tries:  # the first one that will do is taken, so a place may come twice
         return torch.randint(places, (n, tries), generator=generator)
     return torch.rand(n, places, generator=generator).topk(tries, 1).indices
+
+
+def pick_pairs(
+    layer: KernelLayer, first: Tensor, second: Tensor, per_image: int, generator: torch.Generator | None
+) -> Tensor:
+    """Pairs of unit vectors at random positions of both inputs of a product, side by side: (1, n, C1 + C2)
+
+    Clustering them side by side groups pairs whose both halves are similar.
+    """
+    images = [x[:, :, None, None] if x.ndim == 2 else x for x in (first, second)]
+    height, width = (max(x.shape[axis] for x in images) for axis in (2, 3))
+    tries = min(height * width, max(_TRIES, 2 * per_image)) if height * width > 1 else 1
+    places = torch.rand(len(first), height * width, generator=generator).topk(tries, 1).indices.to(first.device)
+    halves = [x.expand(-1, -1, height, width).flatten(2).mT for x in images]  # (n, positions, C)
+    rows = [half.gather(1, places[:, :, None].expand(-1, -1, half.shape[2])) for half in halves]  # (n, tries, C)
+    norms = [torch.linalg.vector_norm(row, dim=2, keepdim=True) for row in rows]
+    nonzero = ((norms[0] > 0) & (norms[1] > 0))[:, :, 0]
+    wanted = nonzero & (nonzero.cumsum(1) <= per_image)
+    return torch.cat([(row / norm)[wanted] for row, norm in zip(rows, norms, strict=True)], 1)[None]

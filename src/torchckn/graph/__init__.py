@@ -42,10 +42,14 @@ from .operations import (
     Standardize,
     Whiten,
 )
+from .product import Broadcast, Product
+from .resampling import AsImage, SelectChannels, SpaceToDepth, Upsample, Window
 
 __all__ = [
     "AdaptiveAveragePool",
+    "AsImage",
     "AveragePool",
+    "Broadcast",
     "Conv",
     "Dense",
     "DirectSum",
@@ -58,7 +62,12 @@ __all__ = [
     "Node",
     "Normalize",
     "Pad",
+    "Product",
+    "SelectChannels",
     "Shape",
+    "SpaceToDepth",
     "Standardize",
+    "Upsample",
     "Whiten",
+    "Window",
 ]

@@ -63,6 +63,11 @@ class PairGrams:
             values = values * _outer(norms[self.left], norms[self.right]) ** kernel.degree
         return replace(self, values=values)
 
+    def divided_by_image_norm(self) -> PairGrams:
+        """Features divided by the root of the mean over positions of their squared norm."""
+        _, inverse = safe_norms(self.squared_norms.mean((1, 2), keepdim=True))
+        return replace(self, values=self.values * _outer(inverse[self.left], inverse[self.right]))
+
     def linear(self, operation: Callable[[Tensor], Tensor]) -> PairGrams:
         """A linear operation on positions, such as pooling, applied to both images: P^T G P."""
         values = self.values
@@ -79,6 +84,10 @@ class PairGrams:
 
     def scaled(self, factor: float) -> PairGrams:
         return replace(self, values=self.values * factor)
+
+    def __mul__(self, other: PairGrams) -> PairGrams:
+        """Kernels multiply; one that has one position is shared by all positions of the other."""
+        return replace(self, values=self.values * other.values)
 
     def __add__(self, other: PairGrams) -> PairGrams:
         return replace(self, values=self.values + other.values)

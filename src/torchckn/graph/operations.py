@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from ..choices import Border, NormOver, check_choice
 from ..errors import ConfigError
 from ..kernels import Kernel
 from ..nn.geometry import Pair, conv_output_size, pair
@@ -25,7 +26,7 @@ _LARGEST_WINDOW = 2**14
 
 
 @dataclass(frozen=True)
-class _OnPositions(Node):
+class OnPositions(Node):
     """A linear operation on positions, the same for every channel. The output shape is that of its module."""
 
     def output_shape(self, *shapes: Shape) -> Shape:
@@ -39,7 +40,7 @@ class _OnPositions(Node):
 
 
 @dataclass(frozen=True)
-class AveragePool(WindowNode, _OnPositions):
+class AveragePool(WindowNode, OnPositions):
     """``nn.AvgPool2d``. Without dilation."""
 
     is_linear_pooling: ClassVar[bool] = True
@@ -62,7 +63,7 @@ class AveragePool(WindowNode, _OnPositions):
 
 
 @dataclass(frozen=True)
-class AdaptiveAveragePool(_OnPositions):
+class AdaptiveAveragePool(OnPositions):
     """``nn.AdaptiveAvgPool2d``; (1, 1) is global average pooling."""
 
     is_linear_pooling: ClassVar[bool] = True
@@ -83,7 +84,7 @@ class AdaptiveAveragePool(_OnPositions):
 
 
 @dataclass(frozen=True)
-class GaussianPool(_OnPositions):
+class GaussianPool(OnPositions):
     """:class:`torchckn.nn.GaussianPool2d`."""
 
     is_linear_pooling: ClassVar[bool] = True
@@ -113,25 +114,37 @@ class GaussianPool(_OnPositions):
 
 
 @dataclass(frozen=True)
-class Pad(_OnPositions):
-    """Zeros around the image: left, right, top, bottom."""
+class Pad(OnPositions):
+    """A border around the image: left, right, top, bottom; negative numbers crop. Zeros, or pixels of the image (``mode``)."""
 
     padding: tuple[int, int, int, int] = field(default=(0, 0, 0, 0), kw_only=True)
+    mode: Border = field(default="zeros", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.padding, tuple) or len(self.padding) != 4 or not all(type(n) is int for n in self.padding):
             raise ConfigError(f"node {self.name!r} expected four integers as padding, got {self.padding!r}")
+        check_choice(f"mode of node {self.name!r}", self.mode, Border)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
-        return nn.ZeroPad2d(self.padding)
+        return _BORDERS[self.mode](self.padding)
 
     def label(self) -> str:
-        return "zero padding {}, {}, {}, {}".format(*self.padding)
+        if max(self.padding) <= 0:
+            return "cropping {}, {}, {}, {}".format(*(-n for n in self.padding))
+        return "{} padding {}, {}, {}, {}".format(self.mode.removesuffix("s"), *self.padding)
+
+
+_BORDERS: dict[str, Callable[[tuple[int, int, int, int]], nn.Module]] = {
+    "zeros": nn.ZeroPad2d,
+    "reflect": nn.ReflectionPad2d,
+    "replicate": nn.ReplicationPad2d,
+    "circular": nn.CircularPad2d,
+}
 
 
 @dataclass(frozen=True)
-class MaxPool(WindowNode, _OnPositions):
+class MaxPool(WindowNode, OnPositions):
     """``nn.MaxPool2d``: kept as it is, because it has no kernel counterpart and no exact kernel."""
 
     stride_is_size: ClassVar[bool] = True
@@ -153,19 +166,29 @@ class MaxPool(WindowNode, _OnPositions):
 
 @dataclass(frozen=True)
 class Normalize(Node):
-    """Divide the features at each position by their norm: the counterpart of local response normalization."""
+    """Divide the features at each position by their norm: the counterpart of normalization over channels.
+
+    ``over="image"`` divides by the root of the mean over positions of the squared norm.
+    """
+
+    over: NormOver = field(default="position", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(f"over of node {self.name!r}", self.over, NormOver)
 
     def output_shape(self, *shapes: Shape) -> Shape:
-        return as_image(self, only(self, shapes))
+        shape = only(self, shapes)
+        return shape if len(shape) == 1 else as_image(self, shape)
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
-        return Normalization()
+        return Normalization(self.over)
 
     def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
-        return grams[0].kernel(_Cosine())
+        return grams[0].kernel(_Cosine()) if self.over == "position" else grams[0].divided_by_image_norm()
 
     def label(self) -> str:
-        return "division by the norm"
+        return "division by the norm" + (" of the image" if self.over == "image" else "")
 
 
 class _Cosine(Kernel):

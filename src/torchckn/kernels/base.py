@@ -97,7 +97,9 @@ class Kernel(nn.Module):
             squared_norms: |x|^2, (N, 1, ...)
             phases: one number per filter, uniform on [0, 2 pi), broadcastable to ``responses``
         """
-        raise ConfigError(f"{type(self).__name__} has no random features; use Linear, ArcCosine or RBFSphere")
+        raise ConfigError(
+            f"{type(self).__name__} has no random features; use Linear, ArcCosine, RBFSphere, Polynomial or Dual"
+        )
 
     def spec(self) -> KernelSpec:
         """This kernel as plain data: its class name and its constructor arguments."""
@@ -141,9 +143,9 @@ class KernelSpec:
             raise ConfigError(f"kernel {self.name} cannot be built from {dict(self.arguments)}: {error}") from error
 
     def __str__(self) -> str:
-        values = (value for name, value in self.arguments if name != "trainable")
+        values = (value for name, value in self.arguments if name != "trainable" and not isinstance(value, tuple))
         trained = ", trained" if dict(self.arguments).get("trainable") else ""
-        return f"{self.name}({', '.join(f'{v:g}' if isinstance(v, float) else repr(v) for v in values)}{trained})"
+        return f"{self.name}({', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in values)}{trained})"
 
 
 def names() -> list[str]:

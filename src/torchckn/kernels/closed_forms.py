@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .base import WIDEST, Kernel, WithSlope, as_number, is_one, positive, short
+from .base import WIDEST, Kernel, WithSlope, as_number, is_one, positive, safe_norms, short
 
 
 class Linear(Kernel):
@@ -45,6 +45,17 @@ class Polynomial(Kernel):
 
     def kappa(self, t: Tensor) -> Tensor:
         return ((t + self.offset) / (1 + self.offset)) ** self.degree
+
+    def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
+        # With z = <w, x> / |x| and normalized Hermite polynomials, E[h_k(z) h_k(z')] = t^k, and 0 for different powers.
+        norms, inverse = safe_norms(squared_norms)
+        z = responses * inverse
+        before, current, total = torch.zeros_like(z), torch.ones_like(z), torch.zeros_like(z)
+        for k in range(self.degree + 1):
+            part = math.comb(self.degree, k) * self.offset ** (self.degree - k) / (1 + self.offset) ** self.degree
+            total = total + current * math.sqrt(part)
+            before, current = current, (z * current - math.sqrt(k) * before) / math.sqrt(k + 1)
+        return total * norms**self.degree
 
 
 class ArcCosine(Kernel):

@@ -7,14 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..choices import NormOver
 from ..kernels import safe_norms
 
 
 class Normalization(nn.Module):
-    """x / |x| over the channels, at each position; zero stays zero. (N, C, H, W) -> (N, C, H, W)"""
+    """x / |x| over the channels, at each position; zero stays zero. (N, C, H, W) -> (N, C, H, W)
+
+    With ``over="image"``, |x|^2 is its mean over positions.
+    """
+
+    def __init__(self, over: NormOver = "position") -> None:
+        super().__init__()
+        self.over = over
 
     def forward(self, x: Tensor) -> Tensor:
-        _, inverse = safe_norms(x.square().sum(1, keepdim=True))
+        squares = x.square().sum(1, keepdim=True)
+        if self.over == "image" and x.ndim == 4:
+            squares = squares.mean((2, 3), keepdim=True)
+        _, inverse = safe_norms(squares)
         return x * inverse
 
 

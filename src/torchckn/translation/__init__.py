@@ -1,6 +1,6 @@
 """ConvNet in, kernel network out: the translation of section 3 of the paper, for any traceable PyTorch module.
 
-``trace.py`` follows an image through the network, ``rules.py`` has the counterpart of each operation, ``builder.py`` has
+``trace.py`` follows an image through the network, ``rules/`` has the counterpart of each operation, ``builder.py`` has
 what rules work with; the report is in :mod:`torchckn.correspondence`. Read next: :mod:`torchckn.fit`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,9 +20,13 @@ from ..graph import Dense, Graph, KernelNode, Node
 from ..graph.preprocessing import Preprocessing
 from ..kernels import Kernel
 from ..network import CKN
-from .builder import Builder, Policy, Step, Value, rule_module
+from .assembly import Builder
+from .builder import Step, rule_module
 from .rules import RULES, Rule, reason_against, rule
+from .rules.shapes import SELECTING
 from .trace import Operation, Trace, trace
+from .values import Layout, Policy, Value
+from .views import looked_at
 
 __all__ = ["Report", "Row", "Step", "Value", "rule", "translate"]
 
@@ -33,8 +37,11 @@ def translate(
     kernel: Literal["match"] | Kernel = "match",
     *,
     linear_kernel: Kernel | None = None,
+    scale: float = 1.0,
     strict: bool = False,
     classes: int | None = None,
+    filters: int | None = None,
+    width: float = 1.0,
     eps: float = 1e-3,
     init: Init = "kmeans",
     inverse_sqrt: str = "auto",
@@ -48,13 +55,18 @@ def translate(
 
     Args:
         net: any module that ``torch.fx`` can trace. It is left untouched; its dtype and device carry over.
-        input_shape: (channels, height, width); optional for networks that have an ``input_shape``, as those of the zoo do.
+        input_shape: (channels, height, width); optional for networks that have an ``input_shape``, as those of the zoo do. The
+            number of channels may differ from the network's: the CKN takes that of the images.
         kernel: ``"match"`` for each activation's own kernel, or one kernel for all nonlinear layers, such as
             ``RBFSphere(0.6)``, which the paper's experiments use.
         linear_kernel: the kernel of layers without a nonlinearity, ``Linear()`` by default; the runs that the paper's authors
             released have ``RBFSphere(0.6)`` there as well.
+        scale: the standard deviation of pre-activations, for activations whose shape depends on it, such as tanh and GELU
+            (:class:`torchckn.kernels.Dual`); 1 is what standardized inputs and the usual initializations give.
         strict: raise an error that lists everything without an exact counterpart, if there is anything.
         classes: number of scores that the head gives; by default as many as the network gives.
+        filters: number of filters of every layer; by default as many as the network's layers have.
+        width: multiplies the number of filters of every layer, such as 0.25 for a counterpart that is quick to train.
         eps, init, inverse_sqrt: options of every layer; see :class:`torchckn.nn.KernelConv2d`.
         root_block: filters per inverse root, at most: wider layers have their filters in blocks (see
             :class:`torchckn.nn.KernelConv2d`). ``"auto"``: 256 (``ROOT_BLOCK``), because wider roots take longer than their
@@ -89,21 +101,29 @@ def translate(
     if linear_kernel is not None and not isinstance(linear_kernel, Kernel):
         raise ConfigError(f"linear_kernel expected a kernel such as Linear() or RBFSphere(0.6), got {linear_kernel!r}")
 
-    builder = Builder(
-        Policy(kernel if isinstance(kernel, Kernel) else None, linear_kernel, _layer_options(eps, init, inverse_sqrt))
+    if not 0 < scale < float("inf"):
+        raise ConfigError(f"scale expected a positive number, the standard deviation of pre-activations, got {scale!r}")
+    policy = Policy(
+        kernel if isinstance(kernel, Kernel) else None,
+        linear_kernel,
+        _layer_options(eps, init, inverse_sqrt),
+        *_checked_width(filters, width),
+        scale=scale,
     )
-    traced = trace(net, shape, lambda module: rule_module(module, RULES) is not None)
+    builder = Builder(policy, looked_at)
+    traced = _traced(net, shape, input_shape is not None)
     values = _walk(traced, shape, builder)
     classes = _head(traced, values, builder, classes)
     _put_in_blocks(builder, root_block)
-    report = Report(type(net).__name__, builder.finished_rows())
-    if strict:
-        require_exact(report)
     if not builder.nodes:
         raise TranslationError(f"{type(net).__name__} has no layer before its classifier: there is nothing to translate")
+    nodes = builder.used_nodes(next(reversed(builder.nodes)))
+    report = Report(type(net).__name__, builder.finished_rows(nodes))
+    if strict:
+        require_exact(report)
     example = next((t for t in (*net.parameters(), *net.buffers()) if t.is_floating_point()), torch.zeros(()))
     ckn = CKN(
-        _with_preprocessing(image_shape, preprocessing, builder.nodes),
+        _with_preprocessing(image_shape, preprocessing, nodes),
         classes,
         centering,
         weights=weights,
@@ -162,28 +182,67 @@ def _put_in_blocks(builder: Builder, root_block: RootBlock) -> None:
             builder.add_reason(node.name, reason)
 
 
+def _checked_width(filters: int | None, width: float) -> tuple[int | None, float]:
+    if filters is not None and (type(filters) is not int or filters < 1):
+        raise ConfigError(f"filters expected an integer >= 1, or None for the network's own widths, got {filters!r}")
+    if not isinstance(width, (int, float)) or isinstance(width, bool) or not 0 < width < float("inf"):
+        raise ConfigError(f"width expected a positive factor such as 0.25, got {width!r}")
+    if filters is not None and width != 1:
+        raise ConfigError(
+            f"translate expected filters or width, got both, filters={filters} and width={width}; leave one out"
+        )
+    return filters, width
+
+
+def _traced(net: nn.Module, shape: tuple[int, int, int], adapt: bool) -> Trace:
+    """The trace; if the network is made for another number of channels than ``shape`` has, for that number."""
+
+    def has_rule(module: nn.Module) -> bool:
+        return rule_module(module, RULES) is not None
+
+    first = next((m for m in net.modules() if isinstance(m, nn.Conv2d)), None)
+    try:
+        return trace(net, shape, has_rule)
+    except TranslationError:
+        if not adapt or first is None or first.in_channels == shape[0]:
+            raise
+        try:
+            return trace(net, (first.in_channels, *shape[1:]), has_rule)
+        except TranslationError:
+            pass
+        raise
+
+
 def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, Value]:
     """Apply the rules in the order of computation."""
     builder.shapes[Graph.input] = shape
-    values = {traced.input.name: Value(Graph.input, shape)}
+    channels = traced.input.shape[0]
+    values: dict[str, Any] = {traced.input.name: Value(Graph.input, shape, width=channels)}
     for operation in traced.operations:
         step = Step(builder, operation, values)
         # Not translated: the input and parameters, arithmetic with sizes, and with parameters alone (a weight times a mask).
-        if operation.key is None or _is_bookkeeping(operation) or not step.inputs:
+        if operation.key is None or _is_bookkeeping(operation) or not step.raw_inputs:
             continue
         key = rule_module(operation.module, RULES) if operation.module is not None else operation.key
         if key not in RULES:
-            raise step.refuse(*reason_against(operation))
-        if not operation.is_tensor:
+            if operation.returns_its_input:
+                key = nn.Identity
+            else:
+                raise step.refuse(*reason_against(operation))
+        if not operation.is_tensor and key not in SELECTING:
             raise step.refuse("it does not give one tensor", "Give it a module of its own and register a rule for that.")
-        value = _apply(RULES[key], step)
-        # What several operations read must be there by itself: it cannot merge with one of them.
-        readers = [user for user in operation.users if user.is_tensor and not _is_bookkeeping(user)]
-        values[operation.name] = builder.settle(value) if len(readers) > 1 else value
+        value = _apply(_leaving_out if any(_is_statistic(v) for v in step.raw_inputs) else RULES[key], step)
+        # What several operations read must be there by itself: it cannot merge with one of them. But its parts can.
+        readers = [user for user in operation.users if not _is_bookkeeping(user)]
+        if len(readers) > 1 and isinstance(value, Value):
+            value = dataclasses.replace(value, several=True)
+            if not all(user.key in SELECTING for user in readers):
+                value = builder.settle(value)
+        values[operation.name] = value
     return values
 
 
-def _apply(applied: Rule, step: Step) -> Value:
+def _apply(applied: Rule, step: Step) -> Any:
     """A rule's result, checked; errors in a rule name the operation and its place."""
     before = len(step.builder.rows)
     try:
@@ -194,18 +253,47 @@ def _apply(applied: Rule, step: Step) -> Value:
         raise step.refuse(
             f"its rule failed: {error}", "If the rule is yours, fix it; otherwise please report this."
         ) from None
+    if isinstance(value, tuple) or (isinstance(value, Value) and value.view is not None):
+        return value
     if not isinstance(value, Value):
         raise step.refuse(
             f"its rule returned {type(value).__name__}", "A rule returns what step.emit, step.layer, ... gave it."
         )
-    wanted = step.output_shape[1:] if len(step.output_shape) == 3 else None
-    if wanted is not None and len(value.shape) == 3 and value.shape[1:] != wanted:
+    wanted = _positions_of(step.output_shape, value.layout)
+    if wanted is not None and not value.statistic and len(value.shape) == 3 and value.shape[1:] != wanted:
         raise step.refuse(f"its rule gives {value.shape[1:]} positions, the network {wanted}", "Fix the rule.")
     shape = (torch.Size(value.shape).numel(),) if value.flat else value.shape
     rows = step.builder.rows
     for i in range(before, len(rows)):
-        rows[i] = dataclasses.replace(rows[i], output_shape=shape)
-    return value
+        if rows[i].name == step.name:
+            rows[i] = dataclasses.replace(rows[i], output_shape=shape)
+    return dataclasses.replace(value, width=_channels_of(step.output_shape, value))
+
+
+def _is_statistic(value: Any) -> bool:
+    return isinstance(value, Value) and value.statistic
+
+
+def _leaving_out(step: Step) -> Value:
+    """Arithmetic with norms and variances of single channels, which the CKN leaves out."""
+    others = [value for value in step.inputs if not value.statistic]
+    step.note("dropped", "normalization of single channels has no counterpart", faithful=False)
+    return others[0] if others else step.input
+
+
+def _positions_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...] | None:
+    """Rows and columns of the ConvNet's image of this shape."""
+    if len(shape) != 3:
+        return None
+    return shape[:2] if layout == "hwc" else shape[1:]
+
+
+def _channels_of(shape: tuple[int, ...], value: Value) -> int:
+    """How many channels the ConvNet has in a result of this shape."""
+    if len(shape) <= 1:
+        positions = torch.Size(value.shape[1:]).numel()
+        return torch.Size(shape).numel() // positions
+    return shape[-1] if value.layout in ("hwc", "pc") else shape[0]
 
 
 def _is_bookkeeping(operation: Operation) -> bool:
@@ -222,7 +310,7 @@ def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: in
             f"translate expected a network that gives one tensor of scores, got {type(output).__name__}; "
             "wrap it in a module that returns the scores only"
         )
-    last = values[output.name]
+    last = builder.looked_at(values[output.name])
     if isinstance(last.pending, Dense):
         name = last.pending.name
         why = "the last linear layer is the classifier, trained on the features"
@@ -235,7 +323,7 @@ def _head(traced: Trace, values: dict[str, Value], builder: Builder, classes: in
         ]
         if last.pending.inputs == (Graph.input,):
             builder.nodes.clear()
-        return last.pending.filters if classes is None else classes
+        return last.width if classes is None else classes
     builder.settle(last)
     if classes is None:
         if len(output.shape) != 1:

@@ -1,16 +1,12 @@
-"""What rules work with: the network that is being built, and the step that is being translated.
+"""What rules work with: the step that is being translated.
 
-A rule gets a :class:`Step` and returns a :class:`Value`. The kernel of a layer is not known at its convolution, but only at
-its nonlinearity: until then the layer is *pending*. A pending layer that is followed by anything but a nonlinearity has the
-linear kernel, and a nonlinearity that follows anything but a pending layer becomes a 1x1 layer with identity filters;
-together these two give the paper's LeNets, which pool before their nonlinearities.
+A rule gets a :class:`Step` and returns a :class:`~torchckn.translation.values.Value`. Read next: ``rules/``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -18,123 +14,13 @@ from torch import nn
 from ..choices import Correspondence
 from ..correspondence import Part, Row
 from ..errors import TranslationError
-from ..graph import Conv, Dense, Flatten, KernelNode, Node
-from ..kernels import Kernel, Linear
+from ..graph import Conv, Dense, KernelNode, Node
+from ..kernels import Kernel
+from .assembly import Builder, chosen_kernel
 from .trace import Operation
+from .values import Value
 
-
-@dataclass(frozen=True)
-class Value:
-    """What an operation of the ConvNet has become."""
-
-    node: str
-    """the name of the graph's node that gives it; of a pending layer, the name it will have"""
-    shape: tuple[int, ...]
-    """its shape in the CKN, without the batch, before flattening"""
-    pending: KernelNode | None = None
-    """the layer that has no kernel yet"""
-    flat: bool = False
-    """whether the ConvNet has flattened it; the CKN's layers do that by themselves"""
-    gaussian: bool = False
-    """whether its units are linear ones, so that a nonlinearity on them has a kernel that is known exactly"""
-    summed: bool = False
-    """whether it is a direct sum, whose channels are not those of the ConvNet"""
-    factor: float = 1.0
-    """the constant that the ConvNet has multiplied it by; it matters where branches meet"""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How to translate; see :func:`torchckn.translate`."""
-
-    kernel: Kernel | None = None
-    """one kernel for all nonlinear layers; None: the one that matches each activation"""
-    linear_kernel: Kernel | None = None
-    """the kernel of layers without a nonlinearity; None: the linear one"""
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """eps, inverse_sqrt and init of every layer"""
-
-
-class Builder:
-    """The graph and the report so far."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.nodes: list[Node] = []
-        self.rows: list[Row] = []
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        #: whether the ConvNet uses the weights of a module twice: branches may then depend on each other
-        self.shares_weights = False
-        self._layer_of_module: dict[int, str] = {}
-        self._settled: dict[str, Value] = {}
-
-    def unique(self, name: str) -> str:
-        """``name``, or a similar name that no node has yet."""
-        while name in self.shapes:
-            name += "_"
-        return name
-
-    def add(self, node: Node) -> Value:
-        shapes = [self.shapes[name] for name in node.inputs]
-        self.nodes.append(node)
-        self.shapes[node.name] = node.output_shape(*shapes)
-        return Value(node.name, self.shapes[node.name])
-
-    def settle(self, value: Value) -> Value:
-        """``value`` as something that the graph already gives: a pending layer gets the linear kernel."""
-        if value.pending is None:
-            return value
-        if value.node in self._settled:
-            return self._settled[value.node]
-        kernel = Linear() if self.policy.linear_kernel is None else self.policy.linear_kernel
-        is_linear = kernel.spec() == Linear().spec()
-        settled = self.add(value.pending.with_kernel(kernel))
-        settled = dataclasses.replace(value, pending=None, shape=settled.shape, gaussian=is_linear)
-        self._settled[value.node] = settled
-        if not is_linear:
-            self.add_reason(value.node, chosen_kernel(kernel, Linear()), "inexact")
-        return settled
-
-    def add_reason(self, layer: str, reason: str, correspondence: Correspondence | None = None) -> None:
-        """Add to what the report says about the operation that begins ``layer``, and change its correspondence if given."""
-        for i, row in enumerate(self.rows):
-            if row.layer == layer and not row.kernel:
-                changed = row.correspondence if correspondence is None else correspondence
-                self.rows[i] = dataclasses.replace(row, correspondence=changed, reasons=(*row.reasons, reason))
-
-    def uses_again(self, module: nn.Module | None, name: str) -> bool:
-        """Whether the weights of a module have been used by an operation of another name."""
-        again = module is not None and self._layer_of_module.setdefault(id(module), name) != name
-        self.shares_weights |= again
-        return again
-
-    def flattened(self, value: Value, name: str) -> Value:
-        """``value`` as a vector in the CKN as well."""
-        value = self.settle(value)
-        if not value.flat or len(value.shape) == 1:
-            return value
-        flat = self.add(Flatten(self.unique(name), inputs=(value.node,)))
-        return dataclasses.replace(value, node=flat.node, shape=flat.shape)
-
-    def finished_rows(self) -> tuple[Row, ...]:
-        """The rows, with a description of every layer now that its kernel is known."""
-        nodes = {node.name: node for node in self.nodes}
-        return tuple(_described(row, nodes[row.layer]) if row.layer in nodes else row for row in self.rows)
-
-
-def _described(row: Row, node: Node) -> Row:
-    if row.kernel:  # a nonlinearity, which decides the kernel of a layer that another row is about
-        return row
-    if not isinstance(node, KernelNode):
-        return dataclasses.replace(row, counterpart=node.label())
-    return dataclasses.replace(
-        row, counterpart=node.label(), filters=node.filters, kernel=str(node.kernel), trained=node.trainable
-    )
-
-
-def chosen_kernel(chosen: Kernel, matching: Kernel) -> str:
-    """The reason why a layer whose kernel was chosen is not an exact counterpart."""
-    return f"{chosen.spec()} was chosen where {matching.spec()} would match"
+__all__ = ["Builder", "Step", "Value"]
 
 
 class Step:
@@ -158,7 +44,12 @@ class Step:
     @property
     def inputs(self) -> list[Value]:
         """What the operation's tensor arguments have become, in their order."""
-        values: list[Value] = []
+        return [self.builder.looked_at(value) for value in self.raw_inputs]
+
+    @property
+    def raw_inputs(self) -> list[Any]:
+        """As :attr:`inputs`, but values that only move and select numbers are not yet looked at."""
+        values: list[Any] = []
 
         def collect(argument: Any) -> None:
             if isinstance(argument, Operation) and argument.name in self._values:
@@ -178,8 +69,8 @@ class Step:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape, without the batch, that the ConvNet's operation gets."""
-        first = next(a for a in (*self.operation.args, *self.operation.kwargs.values()) if isinstance(a, Operation))
-        return first.shape
+        arguments = _flat((*self.operation.args, *self.operation.kwargs.values()))
+        return next(a for a in arguments if isinstance(a, Operation) and a.is_tensor).shape
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -197,6 +88,11 @@ class Step:
     def is_computed(self, argument: Any) -> bool:
         """Whether an argument depends on the images."""
         return isinstance(argument, Operation) and argument.name in self._values
+
+    def same_operands(self) -> bool:
+        """Whether its two arguments are the same operation's result, as in ``x * x``."""
+        operands = [a for a in (*self.operation.args, *self.operation.kwargs.values()) if isinstance(a, Operation)]
+        return len(operands) == 2 and operands[0] is operands[1]
 
     def settled(self) -> Value:
         """The input, as an image or vector that the graph already gives."""
@@ -218,10 +114,13 @@ class Step:
         """Put ``node`` into the CKN, on the operation's first input unless ``inputs`` has others."""
         sources = [self.builder.settle(v) for v in (self.inputs[:1] if inputs is None else inputs)]
         value = self.builder.add(dataclasses.replace(node, inputs=tuple(v.node for v in sources)))
+        self.builder.origins[value.node] = tuple(sources)
         self.note(correspondence, why, layer=value.node, shape=value.shape, faithful=faithful, parts=parts)
         inherited = all(v.gaussian for v in sources) if gaussian is None else gaussian
         first = sources[0]
-        return dataclasses.replace(value, gaussian=inherited, summed=first.summed, factor=first.factor)
+        return dataclasses.replace(
+            value, gaussian=inherited, summed=first.summed, factor=first.factor, layout=first.layout, width=first.width
+        )
 
     def layer(self, node: KernelNode, why: str, *, source: Value | None = None, inexact: Sequence[str] = ()) -> Value:
         """Begin a kernel layer; the nonlinearity that follows, if one does, decides its kernel.
@@ -232,19 +131,27 @@ class Step:
         inexact = list(inexact)
         if self.builder.uses_again(self.module, self.name):
             inexact.append("the ConvNet uses these weights twice; here they are two layers")
-        node = dataclasses.replace(node, inputs=(source.node,), **self.builder.policy.options)
+        filters = self.builder.policy.filters_for(node.filters)
+        node = dataclasses.replace(node, filters=filters, inputs=(source.node,), **self.builder.policy.options)
+        if isinstance(node, Conv) and node.groups > 1:
+            node, lost = _fitting_groups(node, source)
+            inexact += lost
         shape = node.output_shape(source.shape)
+        self.builder.origins[node.name] = (source,)
         reasons = (why, *inexact)
         self.note("inexact" if inexact else "exact", reasons, layer=node.name, shape=shape, parts=self._bias())
-        return Value(node.name, shape, pending=node, gaussian=True, factor=source.factor)
+        return Value(node.name, shape, pending=node, gaussian=True, factor=source.factor, layout=source.layout)
 
-    def activation(self, kernel: Kernel, exact: bool, why: str) -> Value:
-        """Give the pending layer its kernel, or put an identity layer here if none is pending."""
+    def activation(self, kernel: Kernel, exact: bool, why: str, parts: Sequence[Part] = ()) -> Value:
+        """Give the pending layer its kernel, or put an identity layer here if none is pending.
+
+        ``parts`` has what is inexact about the kernel that matches; a kernel that was chosen is meant as it is.
+        """
         value, chosen = self.input, self.builder.policy.kernel
         used = kernel if chosen is None else chosen
         reasons, decided = [why], ""
         if used.spec() != kernel.spec():
-            exact, reasons = False, [chosen_kernel(used, kernel)]
+            exact, reasons, parts = False, [chosen_kernel(used, kernel)], ()
         elif not value.gaussian:
             exact = False
             reasons.append("exact for linear units only, and these are not linear")
@@ -254,7 +161,7 @@ class Step:
             decided = str(used.spec())
         elif value.summed and len(value.shape) == 3:
             reasons.append("a 1x1 layer on the direct sum, as wide as the ConvNet is there")
-            width = self.output_shape[0] if len(self.output_shape) == 3 else value.shape[0]
+            width = self.builder.policy.filters_for(value.width)
             layer = Conv(self.name, filters=width, inputs=(value.node,), **self.builder.policy.options)
             result = self.builder.add(layer.with_kernel(used))
         else:
@@ -263,9 +170,19 @@ class Step:
             kind = Conv if len(value.shape) == 3 else Dense
             node = kind(self.name, filters=value.shape[0], trainable=False, inputs=(value.node,), **options)
             result = self.builder.add(node.with_kernel(used))
+        if value.pending is None:
+            self.builder.origins[result.node] = (value,)
         correspondence: Correspondence = "exact" if exact else "inexact"
-        self.note(correspondence, reasons, layer=result.node, kernel=decided, shape=result.shape, faithful=faithful)
-        return dataclasses.replace(result, flat=value.flat, factor=abs(value.factor) ** used.degree)
+        told = {"layer": result.node, "kernel": decided, "shape": result.shape}
+        self.note(correspondence, reasons, **told, faithful=faithful, parts=parts)
+        return dataclasses.replace(
+            result, flat=value.flat, factor=abs(value.factor) ** used.degree, layout=value.layout, width=value.width
+        )
+
+    def require_channels_first(self) -> None:
+        """Refuse windows and patches on images whose channels are not the first axis in the ConvNet."""
+        if any(value.layout != "chw" for value in self.inputs):
+            raise self.refuse("it acts on the channels as if they were positions", "Move the channels to the front first.")
 
     def drop(self, why: str, *, faithful: bool) -> Value:
         """Leave the operation out; ``faithful`` if nothing is lost by it."""
@@ -320,6 +237,18 @@ class Step:
         if bias is None or bias is False:
             return []
         return [Part("bias", "dropped", "kernel layers have no biases", faithful=False)]
+
+
+def _fitting_groups(node: Conv, source: Value) -> tuple[Conv, list[str]]:
+    """A grouped layer whose groups fit the CKN's channels, and what is lost: one group per channel stays that."""
+    channels, groups = source.shape[0], node.groups
+    if groups == source.width:
+        return dataclasses.replace(node, groups=channels, filters=channels * max(1, round(node.filters / channels))), []
+    if channels % groups == 0:
+        return dataclasses.replace(node, filters=groups * max(1, round(node.filters / groups))), []
+    return dataclasses.replace(node, groups=1), [
+        f"one subspace for all {channels} channels, which {groups} groups do not divide"
+    ]
 
 
 def _sizes(argument: Any) -> Any:

@@ -52,6 +52,12 @@ class Operation:
         return isinstance(self.value, Tensor)
 
     @property
+    def returns_its_input(self) -> bool:
+        """Whether it gives back the tensor that it got, as stochastic depth does once a network is trained."""
+        given = next((a.value for a in _operations_in((self.args, self.kwargs)) if a.is_tensor), None)
+        return given is not None and self.value is given
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of its result, without the batch."""
         return tuple(self.value.shape[1:])

@@ -1,0 +1,70 @@
+"""Normalization."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...choices import NormOver
+from ...correspondence import Part
+from ...graph import Normalize
+from ..builder import Step, Value
+from .registry import rule
+
+
+@rule(nn.LocalResponseNorm, F.local_response_norm)
+def local_response_normalization(step: Step) -> Value:
+    why = "division by the norm over all channels, not over neighboring ones"
+    return step.emit(Normalize(step.name), "inexact", why, gaussian=False)
+
+
+@rule(nn.BatchNorm2d, nn.BatchNorm1d, F.batch_norm, nn.SyncBatchNorm, nn.InstanceNorm2d, F.instance_norm)
+def normalization(step: Step) -> Value:
+    return step.drop("normalization has no counterpart; kernel layers normalize their patches", faithful=False)
+
+
+@rule(nn.LayerNorm, F.layer_norm)
+def layer_normalization(step: Step) -> Value:
+    axes = len(step.option("normalized_shape", 1))
+    if axes == 1 and (step.input.layout in ("hwc", "pc") or len(step.input_shape) == 1):
+        return _divided(step, "position", centered=True)
+    if axes == len(step.input_shape) == 3:
+        return _divided(step, "image", centered=True)
+    raise step.refuse("it normalizes over some axes of an image", "Normalize over the channels, or over the whole image.")
+
+
+@rule(nn.RMSNorm, F.rms_norm)
+def root_mean_square_normalization(step: Step) -> Value:
+    if step.input.layout not in ("hwc", "pc") and len(step.input_shape) != 1:
+        raise step.refuse("it normalizes over positions", "Move the channels to the last axis first.")
+    return _divided(step, "position", centered=False)
+
+
+@rule(nn.GroupNorm, F.group_norm)
+def group_normalization(step: Step) -> Value:
+    step.require_channels_first()
+    return _divided(step, "image", centered=True)
+
+
+def _divided(step: Step, over: NormOver, *, centered: bool) -> Value:
+    """Division by the norm. In a wide network, the mean of linear units is 0, and all groups of channels have one norm."""
+    value = step.settled()
+    inexact = [] if value.gaussian or not centered else ["the mean of units that are not linear is subtracted first"]
+    parts = [
+        Part(name, "dropped", f"trainable {what} have no counterpart: filters and features are normalized", False)
+        for name, what in (("weight", "factors"), ("bias", "shifts"))
+        if isinstance(getattr(step.module, name, None), nn.Parameter)
+    ]
+    node = Normalize(step.name, over=over)
+    why = ("division by the norm", *inexact)
+    result = step.emit(node, "inexact" if inexact else "exact", why, inputs=[value], parts=parts, gaussian=value.gaussian)
+    return dataclasses.replace(result, factor=1.0, flat=value.flat)
+
+
+@rule(torch.norm, "norm", torch.linalg.norm, torch.linalg.vector_norm, torch.var, "var", torch.std, "std")
+def statistic(step: Step) -> Value:
+    value = step.drop("division by a channel's own norm has no counterpart", faithful=False)
+    return dataclasses.replace(value, statistic=True)

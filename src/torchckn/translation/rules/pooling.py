@@ -1,0 +1,126 @@
+"""Pooling: averages of feature maps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...correspondence import Part
+from ...graph import AdaptiveAveragePool, AveragePool, Conv, GaussianPool, MaxPool
+from ...kernels import Linear
+from ...nn.pooling import GaussianPool2d
+from ..builder import Step, Value
+from .arguments import pair
+from .registry import rule
+
+
+@rule(nn.AvgPool2d, F.avg_pool2d)
+def average_pooling(step: Step) -> Value:
+    step.require_channels_first()
+    size = pair(step.option("kernel_size", 1))
+    stride = pair(step.option("stride", 2) or size)
+    parts = []
+    if step.option("divisor_override", 6) not in (None, size[0] * size[1]):
+        parts.append(Part("divisor_override", "inexact", "a constant factor, which scaling the features undoes", False))
+    node = AveragePool(
+        step.name,
+        kernel_size=size,
+        stride=stride,
+        padding=pair(step.option("padding", 3, 0)),
+        ceil_mode=bool(step.option("ceil_mode", 4, False)),
+        count_include_pad=bool(step.option("count_include_pad", 5, True)),
+    )
+    return step.emit(node, why="averaging of feature maps", parts=parts)
+
+
+@rule(nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
+def adaptive_average_pooling(step: Step) -> Value:
+    step.require_channels_first()
+    return step.emit(
+        AdaptiveAveragePool(step.name, output_size=pair(step.output_shape[1:])), why="averaging of feature maps"
+    )
+
+
+@rule("mean", torch.mean)
+def mean(step: Step) -> Value:
+    axes = _axes(step)
+    if axes == {"c"} and len(step.output_shape) == len(step.input_shape):
+        return _over_channels(step)
+    if axes not in ({"h", "w"}, {"p"}):
+        raise step.refuse(
+            "the mean is not over height and width", "Only x.mean((2, 3)), global average pooling, has a counterpart."
+        )
+    value = step.emit(AdaptiveAveragePool(step.name), why="averaging of feature maps")
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1)
+
+
+@rule("amax", torch.amax)
+def maximum(step: Step) -> Value:
+    axes = _axes(step)
+    if axes == {"c"} and len(step.output_shape) == len(step.input_shape):
+        return _over_channels(step)
+    if axes not in ({"h", "w"}, {"p"}):
+        raise step.refuse("the maximum is not over height and width", "Use nn.AdaptiveMaxPool2d(1).")
+    value = _keep_max_pooling(step, MaxPool(step.name, kernel_size=pair(step.input.shape[1:])))
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1)
+
+
+@rule("max", torch.max)
+def maximum_with_indices(step: Step) -> tuple[Value, ...]:
+    if _axes(step) != {"c"} or not step.option("keepdim", 2, False):
+        raise step.refuse("the maximum is not over channels with keepdim=True", "Use nn.AdaptiveMaxPool2d(1).")
+    return (dataclasses.replace(_over_channels(step), width=1),)
+
+
+def _axes(step: Step) -> set[str]:
+    """The axes that an operation sums over: channels c, rows h, columns w, positions p."""
+    dims = step.option("dim", 1)
+    dims = {d % (len(step.input_shape) + 1) for d in ([dims] if isinstance(dims, int) else dims or [])}
+    names = "n" + (step.input.layout if len(step.input_shape) == len(step.input.layout) else "?" * len(step.input_shape))
+    return {names[d] for d in dims}
+
+
+def _over_channels(step: Step) -> Value:
+    """A mean or maximum of channels, as spatial gates have them: one linear filter."""
+    why = ("projection onto one filter", "a mean or maximum acts on coordinates, which a kernel does not have")
+    options = {**step.builder.policy.options, "kernel": Linear()}
+    return step.emit(Conv(step.name, filters=1, **options), "inexact", why, gaussian=False)
+
+
+@rule(GaussianPool2d)
+def gaussian_pooling(step: Step) -> Value:
+    step.require_channels_first()
+    m = step.module
+    node = GaussianPool(step.name, stride=m.stride, sigma=m.sigma, kernel_size=m.kernel_size, padding=m.padding)
+    return step.emit(node, why="weighted averaging of feature maps")
+
+
+@rule(nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
+def max_pooling(step: Step) -> Value:
+    step.require_channels_first()
+    size = pair(step.option("kernel_size", 1))
+    node = MaxPool(
+        step.name,
+        kernel_size=size,
+        stride=pair(step.option("stride", 2) or size),
+        padding=pair(step.option("padding", 3, 0)),
+        dilation=pair(step.option("dilation", 4, 1)),
+        ceil_mode=bool(step.option("ceil_mode", 5, False)),
+    )
+    return _keep_max_pooling(step, node)
+
+
+@rule(nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d)
+def adaptive_max_pooling(step: Step) -> Value:
+    step.require_channels_first()
+    if step.output_shape[1:] != (1, 1):
+        raise step.refuse("adaptive max pooling to more than one position", "Use nn.MaxPool2d with a fixed window.")
+    return _keep_max_pooling(step, MaxPool(step.name, kernel_size=pair(step.input_shape[1:])))
+
+
+def _keep_max_pooling(step: Step, node: MaxPool) -> Value:
+    why = "inexact: a maximum acts on coordinates, which a kernel does not have"
+    return step.emit(node, "kept", why, gaussian=False, faithful=False)

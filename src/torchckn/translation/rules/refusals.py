@@ -1,0 +1,40 @@
+"""What has no counterpart, and why."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..trace import Operation
+
+_REASONS: list[tuple[tuple[type, ...], str, str]] = [
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent layers are not convolutional", "Translate the convolutional part by itself."),
+    (
+        (
+            nn.MultiheadAttention,
+            nn.Transformer,
+            nn.TransformerEncoder,
+            nn.TransformerEncoderLayer,
+            nn.TransformerDecoderLayer,
+        ),
+        "attention multiplies feature maps with each other",
+        "Translate the convolutional part by itself.",
+    ),
+    (
+        (nn.ConvTranspose2d, nn.PixelShuffle),
+        "upsampling layers have no patches to compare",
+        "Translate the part before it.",
+    ),
+    ((nn.Conv3d,), "kernel layers are for images, (N, C, H, W)", "Use Conv2d, with a height of 1 for signals."),
+    ((nn.Embedding, nn.EmbeddingBag), "an embedding takes indices, not images", "Translate the part after it."),
+]
+
+
+def reason_against(operation: Operation) -> tuple[str, str]:
+    """Why an operation has no rule, and what to do about it."""
+    for classes, why, remedy in _REASONS:
+        if isinstance(operation.module, classes):
+            return why, remedy
+    return (
+        "there is no rule for it",
+        "If it has a kernel counterpart, register a rule with @torchckn.translate.rule; otherwise replace it in the network.",
+    )

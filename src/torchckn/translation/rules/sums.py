@@ -1,0 +1,69 @@
+"""Sums of branches, and branches side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from ...graph import DirectSum
+from ...nn.layers import KernelSum
+from ..builder import Step, Value
+from .registry import rule
+
+
+@rule(operator.add, operator.iadd, torch.add, "add", "add_", operator.sub, operator.isub, torch.sub, "sub", "sub_")
+def addition(step: Step) -> Value:
+    if len(step.inputs) == 1:
+        if any(isinstance(a, (int, float)) and a == 0 for a in step.operation.args[:2]):
+            return step.keep(step.input, "changes nothing")
+        return step.drop("kernel layers have no biases", faithful=False)
+    if len({operand.shape for operand in step.operation.args[:2]}) > 1:
+        raise step.refuse("it adds feature maps of different sizes", "Bring both branches to one size first.")
+    alpha = float(step.option("alpha", 9, 1))
+    first, second = step.inputs
+    if first.node == second.node:
+        sign = -1 if step.operation.key in (operator.sub, operator.isub, torch.sub, "sub", "sub_") else 1
+        factor = first.factor + sign * alpha * second.factor
+        if factor == 0:
+            raise step.refuse("it subtracts a feature map from itself", "Leave this branch out.")
+        return step.keep(dataclasses.replace(first, factor=factor), "a multiple of one feature map")
+    if first.layout != second.layout:
+        raise step.refuse("it adds feature maps with axes in different orders", "Move the axes of one of them first.")
+    inexact = []
+    if sum(not v.gaussian for v in step.inputs) > 1:
+        inexact.append("products of nonlinear branches with each other are left out")
+    if len({v.node for v in step.inputs}) < len(step.inputs) or step.builder.shares_weights:
+        inexact.append("the branches are not independent")
+    return _direct_sum(step, "the kernels of independent branches add up: a direct sum of features", inexact, (1.0, alpha))
+
+
+@rule(torch.cat, torch.concat, torch.concatenate)
+def concatenation(step: Step) -> Value:
+    axis = step.option("dim", 1, 0)
+    layout = step.input.layout
+    channels = len(step.output_shape) if layout in ("hwc", "pc") else 1
+    if axis % (len(step.output_shape) + 1) != channels or len({v.layout for v in step.inputs}) > 1:
+        raise step.refuse("concatenation is not along the channels", "Only torch.cat(..., dim=1) has a counterpart.")
+    if len(step.inputs) < len(step.option("tensors", 0, ())):
+        raise step.refuse("it puts constants beside the feature maps", "Leave constant channels out.")
+    return _side_by_side(step)
+
+
+@rule(KernelSum)
+def _side_by_side(step: Step) -> Value:
+    # A nonlinearity on units side by side is not the nonlinearity on their sum: the result is not gaussian.
+    value = _direct_sum(step, "a direct sum of features")
+    branches = () if value.flat else tuple(map(step.builder.settle, step.inputs))
+    return dataclasses.replace(value, gaussian=False, branches=branches)
+
+
+def _direct_sum(step: Step, why: str, inexact: Sequence[str] = (), factors: Sequence[float] = ()) -> Value:
+    branches = [step.builder.flattened(v, f"{step.name}_flat{i}") for i, v in enumerate(step.inputs)]
+    own = tuple(factors) or (1.0,) * len(branches)
+    weights = tuple(abs(v.factor * f) for v, f in zip(branches, own, strict=True))
+    node = DirectSum(step.name, weights=None if set(weights) == {1.0} else weights)
+    value = step.emit(node, "inexact" if inexact else "exact", (why, *inexact), inputs=branches)
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1, summed=True, factor=1.0)

@@ -1,0 +1,170 @@
+"""Products of feature maps: the layer, its node, and gates in translation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import scipy.linalg
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchckn
+from torchckn import fit, translate
+from torchckn.errors import ConfigError, DataError
+from torchckn.graph import Broadcast, Conv, Dense, Graph, Product
+from torchckn.kernels import ArcCosine, Polynomial, RBFSphere
+from torchckn.nn import KernelProduct, sphere_groups
+
+
+def product_graph(filters: int, gate: bool, eps: float = 1e-3) -> Graph:
+    second = (
+        Dense("second", inputs=("input",), filters=filters, kernel=RBFSphere(0.8))
+        if gate
+        else Conv("second", inputs=("input",), filters=filters, kernel_size=(1, 2), kernel=ArcCosine(1))
+    )
+    first = Conv("first", filters=filters, kernel_size=(1, 2), kernel=RBFSphere(0.6), init="sample", eps=eps)
+    last = Product("product", inputs=("first", "second"), filters=4 * filters, init="sample", eps=eps)
+    return Graph((1, 2, 2), [first, second, last])
+
+
+def test_the_layer_computes_its_equation(generator: torch.Generator) -> None:
+    layer = KernelProduct((3, 2), 5, eps=0.1, generator=generator, dtype=torch.float64)
+    u, v = (torch.randn(2, c, 2, 2, generator=generator, dtype=torch.float64) for c in (3, 2))
+    w, z = (p.detach().numpy() for p in layer.sphere_parameters())
+    gram = [[(w[i] @ w[j]) * (z[i] @ z[j]) + 0.1 * (i == j) for j in range(5)] for i in range(5)]
+    root = torch.from_numpy(scipy.linalg.inv(scipy.linalg.sqrtm(gram).real))
+    for n, i, j in [(0, 0, 0), (1, 1, 0)]:
+        values = [(w[f] @ u[n, :, i, j].numpy()) * (z[f] @ v[n, :, i, j].numpy()) for f in range(5)]
+        expected = root @ torch.tensor(values, dtype=torch.float64)
+        torch.testing.assert_close(layer(u, v)[n, :, i, j], expected)
+        torch.testing.assert_close(layer.eval()(u, v)[n, :, i, j].detach(), expected)
+    vector = v.mean((2, 3))
+    torch.testing.assert_close(layer(u, vector), layer(u, vector[:, :, None, None].expand_as(v)))
+    assert layer(u.mean((2, 3)), vector).shape == (2, 5)
+
+
+def test_the_layer_has_the_gradient_of_finite_differences(generator: torch.Generator) -> None:
+    layer = KernelProduct((3, 2), 4, generator=generator, dtype=torch.float64)
+    u = torch.randn(2, 3, 2, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(2, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    for training in (True, False):
+        layer.train(training)
+        assert torch.autograd.gradcheck(lambda u, v, *_: layer(u, v), (u, v, *layer.parameters()))
+
+
+def test_both_filters_are_trained_on_their_spheres(generator: torch.Generator) -> None:
+    layer = KernelProduct((3, 2), 4, generator=generator)
+    before = [p.clone() for p in layer.sphere_parameters()]
+    optimizer = fit.SphereSGD(sphere_groups(layer), lr=0.1)
+    layer(torch.rand(5, 3, 2, 2, generator=generator), torch.rand(5, 2, generator=generator)).square().sum().backward()
+    optimizer.step()
+    for old, new in zip(before, layer.sphere_parameters(), strict=True):
+        assert not torch.allclose(old, new)
+        torch.testing.assert_close(new.norm(dim=1), torch.ones(4))
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_features_of_both_kinds_approach_the_product_of_kernels(gate: bool, generator: torch.Generator) -> None:
+    images = torch.randn(200, 1, 2, 2, generator=generator, dtype=torch.float64)
+    exact = torchckn.exact_kernel(product_graph(4, gate), images[:6])
+    errors = []
+    for filters in (2, 40):
+        ckn = torchckn.CKN(product_graph(filters, gate, 1e-6), generator=generator, dtype=torch.float64)
+        torchckn.fit_filters(ckn, images, patches=400, generator=generator)
+        features = ckn.features(images[:6]).detach()
+        errors.append(float((features @ features.T - exact).norm() / exact.norm()))
+    assert errors[1] < errors[0] / 2, errors
+    wide = torchckn.CKN(product_graph(800, gate), weights="random-features", generator=generator, dtype=torch.float64)
+    features = wide.features(images[:6])
+    assert (features @ features.T - exact).norm() < 0.2 * exact.norm()
+
+
+def test_a_product_of_one_input_with_itself_is_the_polynomial_kernel_of_degree_2(generator: torch.Generator) -> None:
+    images = torch.randn(3, 2, 3, 3, generator=generator)
+    product = Graph((2, 3, 3), [Product("product", inputs=("input", "input"), filters=4)])
+    polynomial = Graph((2, 3, 3), [Conv("conv", filters=4, kernel=Polynomial(2))])
+    torch.testing.assert_close(torchckn.exact_kernel(product, images), torchckn.exact_kernel(polynomial, images))
+
+
+class Block(nn.Module):
+    def __init__(self, function: Any, squeezed: int = 4) -> None:
+        super().__init__()
+        self.function = function
+        self.a, self.b, self.one = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 1, 3, padding=1)
+        self.fc = nn.Sequential(nn.Linear(8, squeezed), nn.ReLU(), nn.Linear(squeezed, 8), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def excite(s: Block, x: Tensor) -> Tensor:
+    gate = s.fc(F.adaptive_avg_pool2d(x, 1).view(x.size(0), -1))
+    return x * gate.view(x.size(0), -1, 1, 1).expand_as(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "correspondence", "reason"),
+    [
+        (excite, "inexact", "the gate is computed from what it multiplies"),
+        (lambda s, x: x * torch.sigmoid(s.b(F.relu(s.a(x.mean((2, 3), keepdim=True))))), "inexact", "computed from what"),
+        (lambda s, x: x * torch.sigmoid(s.one(x)), "inexact", "the gate is one unit"),
+        (lambda s, x: F.relu(s.a(x)) * s.b(x), "exact", "the kernels of independent branches multiply"),
+        (lambda s, x: s.a(x) * s.b(x), "exact", "polynomial kernel of degree 2"),
+        (lambda s, x: x * torch.sigmoid(x), "inexact", "the gate is computed from what it multiplies"),
+        (lambda s, x: torch.tanh(x) * torch.sigmoid(x), "inexact", "both branches have the same units"),
+    ],
+    ids=["SE", "SE with convolutions", "spatial gate", "star", "bilinear", "swish", "gated"],
+)
+def test_gates_are_translated_run_trained_saved_and_exported(
+    function: Any, correspondence: str, reason: str, tmp_path: Any, generator: torch.Generator
+) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Block(function), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+    ckn = translate(net, (3, 6, 6), generator=generator)
+    (row,) = [row for row in ckn.report.rows if row.operation == "operator.mul"]
+    assert row.correspondence == correspondence
+    assert reason in row.why
+    images = torch.rand(30, 3, 6, 6, generator=generator)
+    torchckn.fit_filters(ckn, images, patches=100, generator=generator)
+    ckn(images).square().sum().backward()
+    assert all(p.grad is not None for p in ckn.parameters() if p.requires_grad)
+    torchckn.save(ckn, tmp_path / "net.ckn")
+    assert torch.equal(torchckn.load(tmp_path / "net.ckn").eval()(images), ckn.eval()(images))
+    assert torchckn.exact_kernel(ckn, images[:2]).shape == (2, 2)
+    torchckn.export.to_torch(ckn, tmp_path / "net.pt2")
+    assert translate(net, (3, 6, 6), weights="random-features")(images).shape == (30, 4)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: KernelProduct((3, 2), 4, init="identity"), ConfigError, "KernelProduct has no init='identity'"),
+        (lambda: KernelProduct(3, 4), ConfigError, r"the channels of two inputs, such as \(64, 64\), got 3"),
+        (
+            lambda: KernelProduct((3, 2), 4)(torch.rand(1, 3), torch.rand(1, 3)),
+            DataError,
+            r"two inputs of \(3, 2\) channels",
+        ),
+        (
+            lambda: Product("p", filters=2).output_shape((3, 2, 2)),
+            ConfigError,
+            "expected two inputs with the same positions",
+        ),
+        (
+            lambda: Product("p", filters=2).output_shape((3, 2, 2), (3, 3, 3)),
+            ConfigError,
+            "expected two inputs with the same",
+        ),
+        (lambda: Product("p", filters=2, init="identity").output_shape((3,), (3,)), ConfigError, "expected init 'kmeans'"),
+        (lambda: Product("p", filters=2, kernel=ArcCosine(1)).output_shape((3,), (3,)), ConfigError, "is a product, whose"),
+        (
+            lambda: Broadcast("b", size=2).output_shape((3, 3, 3)),
+            ConfigError,
+            "expected a vector or an image of one position",
+        ),
+    ],
+)
+def test_what_is_no_product_is_refused_with_a_reason(build: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
