@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ EXACT = {torch.float64: 1e-10, torch.float32: 2e-4}
 class Case:
     build: Callable[[], kernels.Kernel]
     name: str
-    arguments: dict[str, float]
+    arguments: dict[str, Any]
 
     def __str__(self) -> str:
         return f"{self.name}{tuple(self.arguments.values())}"
@@ -37,7 +38,16 @@ KERNELS = [
     Case(lambda: kernels.Matern(1.5, 0.6), "Matern", {"nu": 1.5, "sigma": 0.6}),
     Case(lambda: kernels.Matern(2.5, 1.2), "Matern", {"nu": 2.5, "sigma": 1.2}),
     Case(lambda: kernels.Matern(4.5, 0.8), "Matern", {"nu": 4.5, "sigma": 0.8}),
+    Case(lambda: dual("erf", 0.5), "Dual", {"activation": "erf", "scale": 0.5, "degree": 1}),
+    Case(lambda: dual("sine", 2.0), "Dual", {"activation": "sine", "scale": 2.0, "degree": 0}),
+    Case(lambda: dual("gelu", 0.8), "Dual", {"activation": "gelu", "scale": 0.8, "degree": 1}),
 ]
+
+
+def dual(activation: str, scale: float) -> kernels.Dual:
+    """With all powers that make a difference in float64."""
+    return kernels.Dual(activation, scale, tolerance=1e-14)
+
 
 #: kernels whose derivative is unbounded at t = 1 (and, for ArcCosine(0), at t = -1)
 ROUGH = {("ArcCosine", 0), ("Matern", 0.5)}

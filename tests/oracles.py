@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -16,11 +17,11 @@ def angle(x: np.ndarray, y: np.ndarray) -> float:
     return 2 * math.atan2(float(np.linalg.norm(x - y)), float(np.linalg.norm(x + y)))
 
 
-def kappa(name: str, t: float, **arguments: float) -> float:
+def kappa(name: str, t: float, **arguments: Any) -> float:
     return kappa_of_angle(name, math.acos(min(1.0, max(-1.0, t))), **arguments)
 
 
-def kappa_of_angle(name: str, theta: float, **arguments: float) -> float:
+def kappa_of_angle(name: str, theta: float, **arguments: Any) -> float:
     """The kernel as a function of the angle, by formulas that differ from the library's where possible."""
     t = math.cos(theta)
     chord = 2 * math.sin(theta / 2)
@@ -46,16 +47,37 @@ def kappa_of_angle(name: str, theta: float, **arguments: float) -> float:
             if u < 1e-12:
                 return 1.0
             return 2 ** (1 - nu) / math.gamma(nu) * u**nu * float(scipy.special.kv(nu, u))
+        case "Dual":
+            return dual(arguments["activation"], t, arguments["scale"]) / dual(
+                arguments["activation"], 1.0, arguments["scale"]
+            )
     raise KeyError(name)
 
 
-def degree(name: str, **arguments: float) -> int:
+def dual(activation: str, t: float, s: float) -> float:
+    """E[a(s u) a(s v)] for standard normal u and v with correlation t: in closed form, or over a grid of independent pairs."""
+    match activation:
+        case "erf":  # Williams (1997)
+            return 2 / math.pi * math.asin(2 * s * s * t / (1 + 2 * s * s))
+        case "sine":
+            return math.exp(-s * s) * math.sinh(s * s * t)
+    functions = {"gelu": lambda u: u * scipy.special.ndtr(u), "tanh": np.tanh, "silu": lambda u: u / (1 + np.exp(-u))}
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    u, w = nodes[:, None], nodes[None, :]
+    v = t * u + math.sqrt(max(0.0, 1 - t * t)) * w
+    a = functions[activation]
+    return float((weights[:, None] * weights * a(s * u) * a(s * v)).sum()) / (2 * math.pi)
+
+
+def degree(name: str, **arguments: Any) -> int:
+    if name == "Dual":
+        return int(arguments["degree"])
     return int({"ArcCosine": arguments.get("order"), "Polynomial": arguments.get("degree")}.get(name) or 0) or (
         0 if name == "ArcCosine" else 1
     )
 
 
-def kernel(name: str, x: np.ndarray, y: np.ndarray, **arguments: float) -> float:
+def kernel(name: str, x: np.ndarray, y: np.ndarray, **arguments: Any) -> float:
     """k(x, y) of two vectors, norms included, with the convention for zero vectors."""
     nx, ny = math.sqrt(float(x @ x)), math.sqrt(float(y @ y))
     power = degree(name, **arguments)
@@ -67,7 +89,7 @@ def inverse_sqrt(matrix: np.ndarray) -> np.ndarray:
     return np.linalg.inv(scipy.linalg.sqrtm(matrix).real)
 
 
-def projection(weight: np.ndarray, name: str, eps: float, **arguments: float) -> np.ndarray:
+def projection(weight: np.ndarray, name: str, eps: float, **arguments: Any) -> np.ndarray:
     """A(W), with every entry of the Gram matrix computed separately."""
     f = len(weight)
     gram = np.array([[kernel(name, weight[i], weight[j], **arguments) for j in range(f)] for i in range(f)])
@@ -99,7 +121,7 @@ def conv_layer(
     padding: tuple[int, int],
     dilation: tuple[int, int],
     region_of: list[int] | None = None,
-    **arguments: float,
+    **arguments: Any,
 ) -> np.ndarray:
     """The layer equation, one position and one filter at a time, without pooling.
 

@@ -11,11 +11,20 @@ from torch import Tensor, nn
 
 import torchckn
 from torchckn import translate, zoo
-from torchckn.errors import TranslationError
+from torchckn.errors import ConfigError, TranslationError
 from torchckn.graph import Conv, KernelNode
-from torchckn.kernels import ArcCosine, Linear
+from torchckn.kernels import ArcCosine, Dual, Linear, RBFSphere
 
 from .networks import PreActivation, Written, conv, end, rows_of, run
+
+
+class Lambda(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
 def test_a_residual_sum_is_a_direct_sum() -> None:
@@ -38,12 +47,24 @@ def test_what_two_operations_read_is_a_layer_of_its_own() -> None:
     [
         (nn.Identity(), Linear(), "kept"),
         (nn.ReLU(), ArcCosine(1), "exact"),
-        (nn.Tanh(), ArcCosine(0), "inexact"),
-        (nn.Sigmoid(), ArcCosine(0), "inexact"),
+        (nn.Tanh(), Dual("tanh"), "exact"),
+        (nn.Sigmoid(), Dual("sigmoid"), "exact"),
         (zoo.ScaledTanh(), ArcCosine(0), "inexact"),
-        (nn.GELU(), ArcCosine(1), "inexact"),
-        (nn.SiLU(), ArcCosine(1), "inexact"),
-        (nn.LeakyReLU(), ArcCosine(1), "inexact"),
+        (nn.GELU(), Dual("gelu"), "exact"),
+        (nn.GELU("tanh"), Dual("gelu_tanh"), "exact"),
+        (nn.SiLU(), Dual("silu"), "exact"),
+        (nn.LeakyReLU(), Dual("leaky_relu"), "exact"),
+        (nn.LeakyReLU(0.0), ArcCosine(1), "exact"),
+        (nn.ELU(0.5), Dual(nn.ELU(0.5), name="ELU(alpha=0.5)"), "exact"),
+        (nn.PReLU(), Dual(nn.LeakyReLU(0.25), name="PReLU(0.25)"), "exact"),
+        (Lambda(lambda x: F.softplus(x)), Dual("softplus"), "exact"),
+        (Lambda(lambda x: F.leaky_relu(x, 0.2)), Dual(nn.LeakyReLU(0.2), name="F.leaky_relu"), "exact"),
+        (Lambda(lambda x: x.clamp(0, 6)), Dual("relu6"), "exact"),
+        (Lambda(lambda x: x.clamp(min=0)), ArcCosine(1), "exact"),
+        (Lambda(lambda x: x.clamp(-1, 1)), Dual("hardtanh"), "exact"),
+        (Lambda(lambda x: x**2), Dual("square"), "exact"),
+        (Lambda(lambda x: torch.sin(x)), Dual("sine"), "exact"),
+        (Lambda(lambda x: torch.tanh(x * 2)), Dual("tanh", 2), "exact"),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else None,
 )
@@ -52,7 +73,26 @@ def test_every_activation_has_its_kernel(activation: nn.Module, kernel: Any, cor
     ckn = translate(net, (1, 12, 12))
     assert isinstance(ckn.graph.nodes[0], Conv)
     assert ckn.graph.nodes[0].kernel == kernel.spec()
-    assert rows_of(ckn)["1"].correspondence == correspondence
+    others = ("Conv2d", "operator.mul", "Flatten", "Linear")
+    assert [row.correspondence for row in ckn.report.rows if row.operation not in others] == [correspondence]
+
+
+def test_the_report_says_for_which_scale_a_kernel_is_the_activation_s_own() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.GELU(), nn.Flatten(), nn.Linear(200, 3))
+    for scale in (1.0, 0.5):
+        (row,) = [row for row in translate(net, (1, 12, 12), scale=scale).report.rows if row.operation == "GELU"]
+        assert f"the kernel of gelu itself, for pre-activations of scale {scale:g}, with an error of at most" in row.why
+        assert row.parts[0].note.startswith("scale inexact: gelu has another shape at another scale")
+    with pytest.raises(TranslationError, match="its scale: inexact, gelu has another shape"):
+        translate(net, (1, 12, 12), strict=True)
+    net[1] = nn.LeakyReLU(0.1)  # homogeneous: exact at every scale
+    assert translate(net, (1, 12, 12), strict=True).report.rows[1].parts == ()
+    (row,) = [row for row in translate(net, (1, 12, 12), kernel=RBFSphere(0.6)).report.rows if row.operation == "LeakyReLU"]
+    assert "RBFSphere(0.6) was chosen where Dual(LeakyReLU(negative_slope=0.1), 1, 1) would match" in row.why
+    with pytest.raises(
+        ConfigError, match="scale expected a positive number, the standard deviation of pre-activations, got 0"
+    ):
+        translate(net, (1, 12, 12), scale=0)
 
 
 def test_a_nonlinearity_after_pooling_is_an_identity_layer_and_exact_for_linear_units() -> None:

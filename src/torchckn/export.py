@@ -44,6 +44,7 @@ from .nn.geometry import Pair
 from .nn.invsqrt import wide_dtype
 from .nn.layers import KernelConv2d, KernelLinear, KernelLocal2d, KernelSum
 from .nn.pooling import GaussianPool2d
+from .nn.product import KernelProduct, kernel_product
 from .nn.whitening import Whitening
 
 #: largest allowed difference from the network's probabilities, as a fraction of the image's largest one
@@ -208,6 +209,22 @@ class _Local(_Layer):
         return self.pool(features.unflatten(2, self.output_size))
 
 
+class _Product(nn.Module):
+    weight: Tensor
+    second_weight: Tensor
+    root: Tensor
+
+    def __init__(self, layer: KernelProduct) -> None:
+        super().__init__()
+        for name, value in zip(
+            ("weight", "second_weight", "root"), (*layer.sphere_parameters(), layer.projection()), strict=True
+        ):
+            self.register_buffer(name, value.detach().clone())
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return kernel_product(first, second, self.weight, self.second_weight, self.root)
+
+
 class _Patches(nn.Module):
     """``F.unfold``, which ONNX does not support, as a convolution with one-hot filters. (N, C, H, W) -> (N, C kh kw, H', W')"""
 
@@ -313,6 +330,7 @@ _PLAIN: dict[type[nn.Module], Callable[..., nn.Module]] = {
     KernelConv2d: _Conv,
     KernelLinear: _Dense,
     KernelLocal2d: _Local,
+    KernelProduct: _Product,
     KernelSum: _Sum,
     Whitening: _Whitening,
 }

@@ -39,7 +39,7 @@ class Settings(Config):
     )
     kernel: str = option(
         "rbf:0.6",
-        "Kernel of nonlinear layers: match, rbf:0.6, arccosine:1, polynomial:2:0, matern:1.5:0.6.",
+        "Kernel of nonlinear layers: match, rbf:0.6, arccosine:1, polynomial:2:0, matern:1.5:0.6, dual:tanh.",
         heading=NETWORK,
         only_for="ckn",
     )

@@ -42,12 +42,14 @@ from .operations import (
     Standardize,
     Whiten,
 )
+from .product import Broadcast, Product
 from .resampling import AsImage, SelectChannels, SpaceToDepth, Upsample, Window
 
 __all__ = [
     "AdaptiveAveragePool",
     "AsImage",
     "AveragePool",
+    "Broadcast",
     "Conv",
     "Dense",
     "DirectSum",
@@ -60,6 +62,7 @@ __all__ = [
     "Node",
     "Normalize",
     "Pad",
+    "Product",
     "SelectChannels",
     "Shape",
     "SpaceToDepth",

@@ -85,6 +85,10 @@ class PairGrams:
     def scaled(self, factor: float) -> PairGrams:
         return replace(self, values=self.values * factor)
 
+    def __mul__(self, other: PairGrams) -> PairGrams:
+        """Kernels multiply; one that has one position is shared by all positions of the other."""
+        return replace(self, values=self.values * other.values)
+
     def __add__(self, other: PairGrams) -> PairGrams:
         return replace(self, values=self.values + other.values)
 

@@ -80,7 +80,8 @@ class Node:
         kernel = fields.get("kernel")
         if isinstance(kernel, dict):
             arguments = tuple((k, v) for k, v in kernel.items() if k != "name")
-            fields["kernel"] = KernelSpec(str(kernel.get("name")), arguments)
+            # Built and described again: validated, and in the order of the constructor's arguments.
+            fields["kernel"] = KernelSpec(str(kernel.get("name")), arguments).build().spec()
         try:
             return Node._registry[op](**fields)
         except TypeError as error:

@@ -137,9 +137,9 @@ class KernelSpec:
             raise ConfigError(f"kernel {self.name} cannot be built from {dict(self.arguments)}: {error}") from error
 
     def __str__(self) -> str:
-        values = (value for name, value in self.arguments if name != "trainable")
+        values = (value for name, value in self.arguments if name != "trainable" and not isinstance(value, tuple))
         trained = ", trained" if dict(self.arguments).get("trainable") else ""
-        return f"{self.name}({', '.join(f'{v:g}' if isinstance(v, float) else repr(v) for v in values)}{trained})"
+        return f"{self.name}({', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in values)}{trained})"
 
 
 def names() -> list[str]:

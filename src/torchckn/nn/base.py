@@ -68,6 +68,10 @@ class KernelLayer(nn.Module):
     def filters(self) -> int:
         return self.weight.shape[-self._filter_dims - 1]
 
+    def sphere_parameters(self) -> list[nn.Parameter]:
+        """The parameters whose filters are on spheres."""
+        return [self.weight]
+
     def filter_matrix(self) -> Tensor:
         """The filters as rows, W of the paper: (f, s), or (regions, f, s)."""
         return self.weight.flatten(-self._filter_dims)
@@ -75,14 +79,15 @@ class KernelLayer(nn.Module):
     @torch.no_grad()
     def normalize_(self) -> KernelLayer:
         """Normalize every filter to unit norm, in place; an all-zero filter has no direction and raises an error."""
-        norms = torch.linalg.vector_norm(self.weight.flatten(-self._filter_dims), dim=-1)
-        if norms.is_meta:
-            return self
-        if not bool(((norms > 0) & norms.isfinite()).all()):
-            raise NumericalError(
-                "expected filters that can be normalized, got a filter that is all zero or not finite; set it to other values"
-            )
-        self.weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
+        for weight in self.sphere_parameters():
+            norms = torch.linalg.vector_norm(weight.flatten(-self._filter_dims), dim=-1)
+            if norms.is_meta:
+                return self
+            if not bool(((norms > 0) & norms.isfinite()).all()):
+                raise NumericalError(
+                    "expected filters that can be normalized, got a filter that is all zero or not finite; set it to other values"
+                )
+            weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KernelLayer:
@@ -173,8 +178,9 @@ def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:
     spheres: dict[int, list[Tensor]] = {}
     for layer in module.modules():
         if isinstance(layer, KernelLayer):
-            if layer.weight.requires_grad:
-                spheres.setdefault(layer._filter_dims, []).append(layer.weight)
+            trained = [weight for weight in layer.sphere_parameters() if weight.requires_grad]
+            if trained:
+                spheres.setdefault(layer._filter_dims, []).extend(trained)
             for parameter in layer.kernel.parameters():
                 if parameter.requires_grad:
                     spheres.setdefault(0, []).append(parameter)

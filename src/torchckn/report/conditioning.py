@@ -20,6 +20,7 @@ from ..fit.filters import sample_patches
 from ..network import CKN
 from ..nn.base import KernelLayer
 from ..nn.functional import filter_gram, projection
+from ..nn.product import KernelProduct, tensor_products
 
 #: number of patches that the error of a layer is averaged over
 PATCHES = 1000
@@ -62,6 +63,8 @@ def nystrom_error(ckn: CKN, name: str, layer: KernelLayer, images: Tensor) -> fl
     """The mean of r over patches of the layer's input."""
     generator = torch.Generator().manual_seed(0)
     patches = sample_patches(ckn, name, images, min(PATCHES, 4 * len(images)), generator=generator).double()  # (parts, n, s)
+    if isinstance(layer, KernelProduct):
+        patches = tensor_products(*patches.split(layer.in_channels, -1))
     weight = layer.filter_matrix().double()
     weight = weight[None] if weight.ndim == 2 else weight  # (parts, f, s)
     root = projection(weight, layer.kernel, layer.eps)

@@ -23,7 +23,7 @@ from ..network import CKN
 from .assembly import Builder
 from .builder import Step, rule_module
 from .rules import RULES, Rule, reason_against, rule
-from .rules.shapes import SELECTING
+from .rules.shapes import SELECTING, SEVERAL
 from .trace import Operation, Trace, trace
 from .values import Layout, Policy, Value
 from .views import looked_at
@@ -37,6 +37,7 @@ def translate(
     kernel: Literal["match"] | Kernel = "match",
     *,
     linear_kernel: Kernel | None = None,
+    scale: float = 1.0,
     strict: bool = False,
     classes: int | None = None,
     filters: int | None = None,
@@ -59,6 +60,8 @@ def translate(
             ``RBFSphere(0.6)``, which the paper's experiments use.
         linear_kernel: the kernel of layers without a nonlinearity, ``Linear()`` by default; the runs that the paper's authors
             released have ``RBFSphere(0.6)`` there as well.
+        scale: the standard deviation of pre-activations, for activations whose shape depends on it, such as tanh and GELU
+            (:class:`torchckn.kernels.Dual`); 1 is what standardized inputs and the usual initializations give.
         strict: raise an error that lists everything without an exact counterpart, if there is anything.
         classes: number of scores that the head gives; by default as many as the network gives.
         filters: number of filters of every layer; by default as many as the network's layers have.
@@ -94,9 +97,12 @@ def translate(
     if linear_kernel is not None and not isinstance(linear_kernel, Kernel):
         raise ConfigError(f"linear_kernel expected a kernel such as Linear() or RBFSphere(0.6), got {linear_kernel!r}")
 
+    if not 0 < scale < float("inf"):
+        raise ConfigError(f"scale expected a positive number, the standard deviation of pre-activations, got {scale!r}")
     policy = Policy(
         kernel if isinstance(kernel, Kernel) else None,
         linear_kernel,
+        scale,
         _layer_options(eps, init, inverse_sqrt),
         *_checked_width(filters, width),
     )
@@ -199,7 +205,7 @@ def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, 
                 key = nn.Identity
             else:
                 raise step.refuse(*reason_against(operation))
-        if not operation.is_tensor and key not in SELECTING:
+        if not operation.is_tensor and key not in SEVERAL:
             raise step.refuse("it does not give one tensor", "Give it a module of its own and register a rule for that.")
         value = _apply(_leaving_out if any(_is_statistic(v) for v in step.raw_inputs) else RULES[key], step)
         # What several operations read must be there by itself: it cannot merge with one of them. But its parts can.

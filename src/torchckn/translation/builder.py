@@ -89,6 +89,11 @@ class Step:
         """Whether an argument depends on the images."""
         return isinstance(argument, Operation) and argument.name in self._values
 
+    def same_operands(self) -> bool:
+        """Whether its two arguments are the same operation's result, as in ``x * x``."""
+        operands = [a for a in (*self.operation.args, *self.operation.kwargs.values()) if isinstance(a, Operation)]
+        return len(operands) == 2 and operands[0] is operands[1]
+
     def settled(self) -> Value:
         """The input, as an image or vector that the graph already gives."""
         return self.builder.settle(self.input)
@@ -137,13 +142,16 @@ class Step:
         self.note("inexact" if inexact else "exact", reasons, layer=node.name, shape=shape, parts=self._bias())
         return Value(node.name, shape, pending=node, gaussian=True, factor=source.factor, layout=source.layout)
 
-    def activation(self, kernel: Kernel, exact: bool, why: str) -> Value:
-        """Give the pending layer its kernel, or put an identity layer here if none is pending."""
+    def activation(self, kernel: Kernel, exact: bool, why: str, parts: Sequence[Part] = ()) -> Value:
+        """Give the pending layer its kernel, or put an identity layer here if none is pending.
+
+        ``parts`` has what is inexact about the kernel that matches; a kernel that was chosen is meant as it is.
+        """
         value, chosen = self.input, self.builder.policy.kernel
         used = kernel if chosen is None else chosen
         reasons, decided = [why], ""
         if used.spec() != kernel.spec():
-            exact, reasons = False, [chosen_kernel(used, kernel)]
+            exact, reasons, parts = False, [chosen_kernel(used, kernel)], ()
         elif not value.gaussian:
             exact = False
             reasons.append("exact for linear units only, and these are not linear")
@@ -165,7 +173,8 @@ class Step:
         if value.pending is None:
             self.builder.origins[result.node] = (value,)
         correspondence: Correspondence = "exact" if exact else "inexact"
-        self.note(correspondence, reasons, layer=result.node, kernel=decided, shape=result.shape, faithful=faithful)
+        told = {"layer": result.node, "kernel": decided, "shape": result.shape}
+        self.note(correspondence, reasons, **told, faithful=faithful, parts=parts)
         return dataclasses.replace(
             result, flat=value.flat, factor=abs(value.factor) ** used.degree, layout=value.layout, width=value.width
         )

@@ -73,6 +73,8 @@ class Policy:
     """one kernel for all nonlinear layers; None: the one that matches each activation"""
     linear_kernel: Kernel | None = None
     """the kernel of layers without a nonlinearity; None: the linear one"""
+    scale: float = 1.0
+    """of pre-activations, for activations that are not homogeneous"""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """eps, inverse_sqrt and init of every layer"""
     filters: int | None = None

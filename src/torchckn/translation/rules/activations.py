@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ... import zoo
-from ...kernels import ArcCosine
+from ...correspondence import Part
+from ...errors import ConfigError
+from ...kernels import ArcCosine, Dual
+from ...kernels.hermite import Function
 from ..builder import Step, Value
-from .arguments import is_last
+from ..trace import Operation
+from .arguments import is_last, weight_of
 from .registry import rule
 
 
@@ -18,33 +27,95 @@ def relu(step: Step) -> Value:
     return step.activation(ArcCosine(1), True, "ReLU is the arc-cosine kernel of order 1")
 
 
-@rule(nn.Tanh, F.tanh, torch.tanh, "tanh", zoo.ScaledTanh)
-@rule(nn.Hardtanh, F.hardtanh, nn.Softsign, F.softsign, torch.erf)
-def squashing(step: Step) -> Value:
+@rule(nn.Tanh, F.tanh, torch.tanh, "tanh", "tanh_", nn.Hardtanh, F.hardtanh, nn.Softsign, F.softsign, torch.erf, "erf")
+@rule(nn.GELU, F.gelu, nn.SiLU, F.silu, nn.Mish, F.mish, nn.Hardswish, F.hardswish, nn.Softplus, F.softplus)
+@rule(nn.LeakyReLU, F.leaky_relu, nn.RReLU, nn.ReLU6, F.relu6, nn.ELU, F.elu, nn.SELU, F.selu, nn.CELU, F.celu)
+@rule(nn.LogSigmoid, F.logsigmoid, nn.Tanhshrink, F.tanhshrink, nn.Softshrink, F.softshrink, nn.Hardshrink, F.hardshrink)
+@rule(torch.sin, "sin", torch.cos, "cos", torch.square, "square", torch.abs, "abs", operator.abs, nn.Threshold, F.threshold)
+@rule("clamp", torch.clamp, "clamp_", "clip", torch.clip, "clamp_min", torch.clamp_min, "clamp_max", torch.clamp_max)
+def elementwise(step: Step) -> Value:
+    return own_kernel(step, _function(step), _label(step))
+
+
+@rule(zoo.ScaledTanh)
+def scaled_tanh(step: Step) -> Value:
+    # The paper's choice for its LeNets; kernel=Dual("tanh", 2 / 3) is its own kernel.
     return step.activation(ArcCosine(0), False, "close to a step function, which is the arc-cosine kernel of order 0")
 
 
-@rule(nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid", nn.Hardsigmoid, F.hardsigmoid)
+@rule(nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid", "sigmoid_", nn.Hardsigmoid, F.hardsigmoid)
 def sigmoid(step: Step) -> Value:
     if is_last(step):
         return step.drop("part of the loss, not of the network", faithful=True)
-    return squashing(step)
+    return elementwise(step)
 
 
-@rule(nn.GELU, F.gelu, nn.SiLU, F.silu, nn.Mish, F.mish, nn.Hardswish, F.hardswish, nn.Softplus, F.softplus)
-@rule(nn.LeakyReLU, F.leaky_relu, nn.PReLU, F.prelu, nn.RReLU, nn.ReLU6, F.relu6, nn.ELU, F.elu, nn.SELU, F.selu, nn.CELU)
-def like_relu(step: Step) -> Value:
-    return step.activation(ArcCosine(1), False, "close to ReLU, which is the arc-cosine kernel of order 1")
+@rule(nn.PReLU, F.prelu)
+def parametric_relu(step: Step) -> Value:
+    slope = weight_of(step, []).detach().mean().item()
+    trained = Part("slopes", "inexact", f"one slope, {slope:g}, that is not trained", faithful=False)
+    return own_kernel(step, functools.partial(F.leaky_relu, negative_slope=slope), f"PReLU({slope:g})", parts=(trained,))
 
 
-@rule("clamp", torch.clamp, "clamp_", "clip", torch.clip, "clamp_min", torch.clamp_min)
-def clamp(step: Step) -> Value:
-    low, high = step.option("min", 1), step.option("max", 2)
-    if low == 0 and high is None:
-        return relu(step)
-    raise step.refuse(
-        f"clamping to [{low}, {high}] is not a nonlinearity with a known kernel", "Only clamp(min=0), ReLU, is."
-    )
+@rule(operator.pow, torch.pow, "pow", "pow_")
+def power(step: Step) -> Value:
+    exponent = step.operation.args[1] if len(step.operation.args) > 1 else step.operation.kwargs.get("exponent")
+    if (
+        not isinstance(exponent, (int, float))
+        or exponent < 1
+        or exponent != int(exponent)
+        or not step.is_computed(_first(step))
+    ):
+        raise step.refuse(
+            f"a power of {exponent!r} is not an activation", "Only positive integer powers have a counterpart."
+        )
+    if exponent == 1:
+        return step.keep(step.input, "changes nothing")
+    return own_kernel(step, functools.partial(torch.pow, exponent=int(exponent)), f"power {int(exponent)}")
+
+
+def own_kernel(step: Step, function: Function, label: str, parts: Sequence[Part] = ()) -> Value:
+    """The kernel that the activation has with infinitely many units."""
+    # A constant factor before the activation is part of its scale.
+    scale = step.builder.policy.scale * abs(step.input.factor)
+    try:
+        kernel = Dual(function, scale, name=label)
+    except ConfigError as error:
+        raise step.refuse(f"it has no kernel: {error}", "Replace it by another activation.") from None
+    name = kernel.activation
+    why = f"the kernel of {name} itself"
+    if kernel.is_homogeneous:
+        if name == "relu":
+            return relu(step)
+    else:
+        why += f", for pre-activations of scale {kernel.scale:g}"
+        other = f"{name} has another shape at another scale; the kernel is that of patches of one norm"
+        parts = (*parts, Part("scale", "inexact", other, faithful=False))
+    return step.activation(kernel, True, f"{why}, with an error of at most {kernel.error:.0e}", parts)
+
+
+def _first(step: Step) -> Any:
+    return step.operation.args[0] if step.operation.args else step.operation.kwargs.get("input")
+
+
+def _function(step: Step) -> Function:
+    """The operation as a function of its first argument."""
+    operation = step.operation
+    if operation.module is not None:
+        return operation.module.forward
+    arguments, options = operation.args[1:], {k: v for k, v in operation.kwargs.items() if k not in ("input", "inplace")}
+    if any(isinstance(a, Operation) for a in (*arguments, *options.values())):
+        raise step.refuse("its options are computed", "Use numbers.")
+    key = operation.key
+    if isinstance(key, str):
+        return lambda u: getattr(u, key)(*arguments, **options)
+    assert callable(key)
+    return lambda u: key(u, *arguments, **options)
+
+
+def _label(step: Step) -> str:
+    module = step.module
+    return f"{type(module).__name__}({module.extra_repr()})" if module is not None else step.operation.kind
 
 
 @rule(nn.Softmax, F.softmax, torch.softmax, "softmax", nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax")

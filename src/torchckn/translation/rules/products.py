@@ -1,4 +1,4 @@
-"""Products: with constants and with parameters."""
+"""Products: with constants and with parameters. Those of two branches are in ``gates.py``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from torch import nn
 from ... import zoo
 from ..builder import Step, Value
 from ..trace import Operation
+from .gates import product_of_branches
 from .registry import rule
 
 
 @rule(operator.mul, operator.imul, torch.mul, "mul", "mul_", operator.neg, torch.neg, "neg")
 @rule(operator.truediv, operator.itruediv, torch.div, "div", "div_")
 def product(step: Step) -> Value:
-    if len(step.inputs) > 1:
-        raise step.refuse("a product of two feature maps is not a sum of kernels", "Leave gates and attention out.")
-    others = [a for a in step.operation.args[:2] if not step.is_computed(a)]
     divides = step.operation.key in (operator.truediv, operator.itruediv, torch.div, "div", "div_")
-    if divides and not step.is_computed(step.operation.args[0]):
+    if len(step.inputs) > 1 and not divides:
+        return product_of_branches(step)
+    others = [a for a in step.operation.args[:2] if not step.is_computed(a)]
+    if divides and (len(step.inputs) > 1 or not step.is_computed(step.operation.args[0])):
         raise step.refuse("it divides by a feature map", "Leave such divisions out.")
     factor = -1.0  # negation
     if others:

@@ -1,0 +1,162 @@
+r"""The product of two feature maps: a kernel layer whose filters are pairs of unit vectors.
+
+.. math:: F' = A\, \left[ (W_1 u) \circ (W_2 v) \right], \qquad
+          A = \left( (W_1 W_1^T) \circ (W_2 W_2^T) + \epsilon I \right)^{-1/2}
+
+With independent random weights, the elementwise product of two feature maps has the product of their kernels as its kernel, as
+their sum has the sum (section 3.2 of the paper has the sum): :math:`k = \langle u, u' \rangle \langle v, v' \rangle`. That is the
+linear kernel of the tensor product of u and v, so the filters are tensor products as well, of a unit vector for u with one for v,
+and neither is ever formed. A factor without positions, or with one, is a gate that all positions share.
+Read first: :mod:`torchckn.nn.layers`. Read next: :mod:`torchckn.graph`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..choices import Init
+from ..errors import ConfigError, DataError
+from ..kernels import Linear
+from .base import KernelLayer, _all_equal
+from .functional import check_finite
+from .geometry import draw_normal
+from .invsqrt import inverse_sqrt, resolve_method, wide_dtype
+from .layers import require_same_type
+
+
+class KernelProduct(KernelLayer):
+    """The counterpart of ``u * v``. Two inputs, (N, C1, H, W) and (N, C2, H, W) -> (N, filters, H, W)
+
+    One of them may be a gate without positions, (N, C2, 1, 1) or (N, C2), or of one row or column; or both may be vectors.
+
+    Args:
+        in_channels: of the two inputs.
+        filters, eps, init, inverse_sqrt: as for :class:`torchckn.nn.KernelConv2d`. ``weight`` is (filters, C1), ``second_weight``
+            (filters, C2), both with rows of unit norm.
+
+    Example:
+        >>> layer = KernelProduct((8, 4), 16)
+        >>> layer(torch.rand(2, 8, 5, 5), torch.rand(2, 4, 1, 1)).shape
+        torch.Size([2, 16, 5, 5])
+    """
+
+    second_weight: nn.Parameter
+
+    def __init__(
+        self,
+        in_channels: tuple[int, int],
+        filters: int,
+        eps: float = 1e-3,
+        init: Init = "kmeans",
+        inverse_sqrt: str = "auto",
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if init == "identity":
+            raise ConfigError("KernelProduct has no init='identity'; use 'kmeans', 'sample' or 'random'")
+        if (
+            not isinstance(in_channels, tuple)
+            or len(in_channels) != 2
+            or not all(type(n) is int and n > 0 for n in in_channels)
+        ):
+            raise ConfigError(f"KernelProduct expected the channels of two inputs, such as (64, 64), got {in_channels!r}")
+        super().__init__((filters, in_channels[0]), 1, Linear(), eps, init, inverse_sqrt, generator, device, dtype)
+        self.in_channels = in_channels
+        second = draw_normal((filters, in_channels[1]), generator, device)
+        self.second_weight = nn.Parameter(second.to(device=device, dtype=self.weight.dtype))
+        self.normalize_()
+
+    def sphere_parameters(self) -> list[nn.Parameter]:
+        return [self.weight, *([self.second_weight] if hasattr(self, "second_weight") else [])]
+
+    def filter_matrix(self) -> Tensor:
+        """The filters as tensor products: (f, C1 C2)"""
+        return tensor_products(self.weight, self.second_weight)
+
+    def projection(self) -> Tensor:
+        if self._shared is not None:
+            return self._shared
+        factors = [self.weight, self.second_weight]
+        if self.training or torch.compiler.is_compiling() or (torch.is_grad_enabled() and self.weight.requires_grad):
+            self._check_filters(torch.cat(factors, 1) / 2**0.5)
+            return pair_projection(*factors, self.eps, self.inverse_sqrt)
+        settings = (self.eps, self.inverse_sqrt)
+        if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], factors):
+            self._check_filters(torch.cat(factors, 1) / 2**0.5)
+            with torch.inference_mode(False), torch.no_grad():
+                root = pair_projection(*(w.detach().clone() for w in factors), self.eps, self.inverse_sqrt)
+                self._cache = settings, [w.detach().clone() for w in factors], root
+        return self._cache[2].clone()
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        for x, channels in zip((first, second), self.in_channels, strict=True):
+            if x.ndim not in (2, 4) or x.shape[1] != channels or len(x) != len(first):
+                raise DataError(
+                    f"KernelProduct expected two inputs of {self.in_channels} channels, images or vectors, got "
+                    f"{tuple(first.shape)} and {tuple(second.shape)}"
+                )
+            require_same_type("KernelProduct", x, self.weight)
+        return kernel_product(first, second, self.weight, self.second_weight, self.projection())
+
+    def extra_repr(self) -> str:
+        return f"{self.filters}, {self.in_channels}, eps={self.eps:g}, init={self.init}"
+
+
+def kernel_product(first: Tensor, second: Tensor, weight: Tensor, second_weight: Tensor, root: Tensor) -> Tensor:
+    """The layer equation: A [(W1 u) o (W2 v)]."""
+    values = pair_responses(first, second, weight, second_weight)
+    check_finite(values)
+    return values @ root if values.ndim == 2 else F.conv2d(values, root[:, :, None, None])
+
+
+def pair_responses(first: Tensor, second: Tensor, weight: Tensor, second_weight: Tensor) -> Tensor:
+    """(W1 u) o (W2 v), of images and of vectors, which all positions of an image share."""
+    both = [
+        F.linear(x, w) if x.ndim == 2 else F.conv2d(x, w[:, :, None, None])
+        for x, w in ((first, weight), (second, second_weight))
+    ]
+    if both[0].ndim != both[1].ndim:
+        both = [x[:, :, None, None] if x.ndim == 2 else x for x in both]
+    return both[0] * both[1]
+
+
+def pair_projection(weight: Tensor, second_weight: Tensor, eps: float, method: str = "auto") -> Tensor:
+    """A, from the Gram matrix of tensor products: the product of the Gram matrices. (f, f)"""
+    method, iters = resolve_method(method, weight.device, len(weight))
+    wide = [w.to(wide_dtype(w.device)) if method == "eigh" else w for w in (weight, second_weight)]
+    gram = (wide[0] @ wide[0].mT) * (wide[1] @ wide[1].mT)
+    gram = (gram + gram.mT) / 2 + eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return inverse_sqrt(gram, method, iters=iters).to(weight.dtype)
+
+
+def tensor_products(first: Tensor, second: Tensor) -> Tensor:
+    """Row by row, the tensor product of two vectors: (..., C1), (..., C2) -> (..., C1 C2)"""
+    return (first[..., :, None] * second[..., None, :]).flatten(-2)
+
+
+class RandomFeatureProduct(nn.Module):
+    """Products of Gaussian combinations of both inputs, and 1 / sqrt(filters): their mean kernel is the product."""
+
+    weight: Tensor
+    second_weight: Tensor
+
+    def __init__(
+        self,
+        in_channels: tuple[int, int],
+        filters: int,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, channels in zip(("weight", "second_weight"), in_channels, strict=True):
+            weight = draw_normal((filters, channels), generator, device)
+            self.register_buffer(name, weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return pair_responses(first, second, self.weight, self.second_weight) / len(self.weight) ** 0.5

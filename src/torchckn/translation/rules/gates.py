@@ -1,0 +1,104 @@
+"""Products of feature maps: gates, squeeze-and-excitation, star operations.
+
+Independent branches multiply their kernels, as they add them in a sum: :class:`torchckn.graph.Product`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ...graph import Broadcast, KernelNode, Node, Product
+from ...kernels import Polynomial
+from ..builder import Builder, Step, Value
+from .activations import own_kernel
+from .registry import rule
+
+_WHY = "the kernels of independent branches multiply: filters are pairs of vectors"
+
+
+def product_of_branches(step: Step) -> Value:
+    """What ``u * v`` becomes, both of them computed from the image."""
+    first, second = step.inputs[:2]
+    if step.same_operands():
+        return own_kernel(step, torch.square, "square")
+    if _is_one_layer_twice(first, second) and not step.builder.shares_weights:
+        return _polynomial(step, first, second)
+    inexact = _dependence(step.builder, first, second)
+    if 1 in (first.width, second.width) and max(first.width, second.width) > 1:
+        inexact.append("the gate is one unit, and not infinitely many")
+    factors = [step.builder.settle(value) for value in (first, second)]
+    positions = [value.shape[1:] or (1, 1) for value in factors]
+    if any(value.flat for value in factors) and positions[0] != positions[1]:
+        factors = [step.builder.flattened(value, f"{step.name}_flat{i}") for i, value in enumerate(factors)]
+    filters = step.builder.policy.filters_for(max(first.width, second.width))
+    node = Product(step.name, filters=filters, **step.builder.policy.options)
+    correspondence = "inexact" if inexact else "exact"
+    value = step.emit(node, correspondence, (_WHY, *inexact), inputs=factors, gaussian=False)
+    factor = abs(first.factor * second.factor)
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1, summed=False, factor=factor)
+
+
+def _is_one_layer_twice(first: Value, second: Value) -> bool:
+    """Whether both factors are linear layers of one input and one geometry: they differ in their weights only."""
+    a, b = first.pending, second.pending
+    return a is not None and b is not None and dataclasses.replace(a, name=b.name, filters=b.filters) == b
+
+
+def _polynomial(step: Step, first: Value, second: Value) -> Value:
+    """Two linear layers of one input: <x, y>^2, the polynomial kernel of degree 2."""
+    pending, other = first.pending, second.pending
+    assert isinstance(pending, KernelNode)
+    assert other is not None
+    node = dataclasses.replace(pending, filters=max(pending.filters, other.filters)).with_kernel(Polynomial(2))
+    value = step.builder.add(node)
+    step.builder.rows = [
+        dataclasses.replace(row, layer=node.name) if row.layer == other.name else row for row in step.builder.rows
+    ]
+    why = "two linear layers of one input multiply to its polynomial kernel of degree 2: one layer"
+    step.note("exact", why, layer=node.name, kernel=str(node.kernel), shape=value.shape)
+    step.builder.origins[node.name] = step.builder.origins[pending.name]
+    return dataclasses.replace(value, flat=first.flat, factor=abs(first.factor * second.factor), layout=first.layout)
+
+
+def _dependence(builder: Builder, first: Value, second: Value) -> list[str]:
+    """The reasons, if there are any, why two branches are not independent."""
+    pending = {value.node: value.pending for value in (first, second) if value.pending is not None}
+    nodes: dict[str, Node] = {**builder.nodes, **pending}
+    before = [_before(nodes, value.node) for value in (first, second)]
+    if first.node in before[1] or second.node in before[0]:
+        return ["the gate is computed from what it multiplies, so that the branches are not independent"]
+    if _units(nodes, first.node) & _units(nodes, second.node) or builder.shares_weights:
+        return ["both branches have the same units or weights, so that they are not independent"]
+    return []
+
+
+def _before(nodes: dict[str, Node], name: str) -> set[str]:
+    """All nodes that a node is computed from."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        node = nodes.get(waiting.pop())
+        new = [i for i in node.inputs if i not in found] if node is not None else []
+        found.update(new)
+        waiting += new
+    return found
+
+
+def _units(nodes: dict[str, Node], name: str) -> set[str]:
+    """The layers whose random weights a node's units have: back to the last layer with filters of its own."""
+    node = nodes.get(name)
+    if node is None or (isinstance(node, KernelNode) and node.init != "identity"):
+        return {name}
+    return set().union(*(_units(nodes, i) for i in node.inputs))
+
+
+@rule("expand", "expand_as")
+def expanding(step: Step) -> Value:
+    before, after = step.input_shape, step.output_shape
+    if len(after) != 3 or before[0] not in (1, after[0]) or len(before) != 3:
+        raise step.refuse(f"it makes {before} into {after}", "Only copies of a vector at all positions have a counterpart.")
+    if before[1:] == after[1:]:
+        return step.keep(step.input, "copies of a channel change no direction")
+    return step.emit(Broadcast(step.name, size=(after[1], after[2])), why="copies at all positions")
