@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from ..graph import KernelNode
 from ..kernels import Kernel
-
-if TYPE_CHECKING:
-    from .builder import Step
 
 Layout = Literal["chw", "hwc", "cp", "pc", "unordered"]
 """The order of the ConvNet's axes: c channels, h rows, w columns, p positions; unordered: a vector in an order of its own"""
@@ -61,8 +58,8 @@ class View:
     sources: tuple[Value, ...]
     size: tuple[int, int]
     labels: Tensor
-    step: Step
-    """the operation that made it, which errors are about"""
+    step: Any
+    """the step of the operation that made it, which errors are about"""
 
 
 @dataclass(frozen=True)
