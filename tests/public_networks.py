@@ -261,8 +261,67 @@ class Tokens(nn.Module):
         return tokens.transpose(1, 2).reshape(b, c, h, w)
 
 
-def block(*modules: nn.Module) -> Any:
-    return lambda: Around(nn.Sequential(*modules))
+class SqueezeExcitation(nn.Module):
+    """With linear layers, as its authors write it."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.avg_pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Sequential(nn.Linear(width, 4, bias=False), nn.ReLU(inplace=True), nn.Linear(4, width), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, _, _ = x.size()
+        y = self.fc(self.avg_pool(x).view(b, c)).view(b, c, 1, 1)
+        return x * y.expand_as(x)
+
+
+class EfficientChannelAttention(nn.Module):
+    """ECA: a small window over the means of the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.mean((2, 3)).view(x.shape[0], 1, -1)
+        y = self.conv(y).sigmoid().view(x.shape[0], -1, 1, 1)
+        return x * y.expand_as(x)
+
+
+class SpatialGate(nn.Module):
+    """CBAM: mean and maximum over channels, convolved to a gate for every position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest, _ = torch.max(x, 1, keepdim=True)
+        gate = self.conv(torch.cat([x.mean(1, keepdim=True), largest], 1))
+        return x * torch.sigmoid(gate)
+
+
+class Star(nn.Module):
+    """StarNet: the product of two linear maps of one input."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.f1, self.f2, self.g = nn.Conv2d(width, 12, 1), nn.Conv2d(width, 12, 1), nn.Conv2d(12, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.g(F.relu6(self.f1(x)) * self.f2(x))
+
+
+class GatedLinear(nn.Module):
+    """One layer in two halves, one of which is the gate of the other."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, 2 * width, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.conv(x).chunk(2, dim=1)
+        return value * torch.sigmoid(gate)
 
 
 PUBLIC: dict[str, Any] = {
@@ -285,6 +344,11 @@ PUBLIC: dict[str, Any] = {
     "space to depth": lambda: Around(SpaceToDepth()),
     "pixel unshuffle": lambda: Around(nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(32, 8, 1), nn.ReLU())),
     "tokens": lambda: Around(Tokens()),
+    "squeeze and excitation": lambda: Around(SqueezeExcitation()),
+    "efficient channel attention": lambda: Around(EfficientChannelAttention()),
+    "spatial gate": lambda: Around(SpatialGate()),
+    "star operation": lambda: Around(Star()),
+    "gated linear units": lambda: Around(GatedLinear()),
     "group norm": lambda: Around(nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.SiLU())),
     "reflected borders": lambda: Around(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"), nn.ReLU())),
 }

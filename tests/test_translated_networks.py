@@ -88,7 +88,7 @@ def test_an_rbf_kernel_for_all_takes_the_place_of_nonlinear_kernels_only(name: s
 def test_every_network_of_the_zoo_is_translated_trained_and_saved(name: str, tmp_path: Any) -> None:
     net = zoo.build(name, filters=4, classes=7)
     ckn = translate(net)
-    if name == "alexnet":  # large images: forward only
+    if net.input_shape[1] > 32:  # large images: forward only
         with torch.no_grad():
             assert ckn(torch.randn(2, *net.input_shape)).shape == (2, 7)
     else:

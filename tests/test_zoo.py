@@ -26,13 +26,42 @@ PARAMETERS = {
 }
 
 
+#: of the networks for photographs and of the deep ones for CIFAR-10, from the publications and their reference code
+PARAMETERS |= {
+    "convnext-atto": 3_695_520,  # 3.7 million
+    "densenet": 769_162,  # 0.8 million
+    "efficientnet-b0": 5_288_548,  # 5.3 million
+    "mobilenetv2": 3_504_872,  # 3.4 million in the publication, 3.5 in its code
+    "seresnet50": 28_088_024,  # 28.1 million
+    "wideresnet": 36_479_194,  # 36.5 million
+}
+
+
 def count(net: torch.nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
 
 
-@pytest.mark.parametrize("name", ["lenet1", "lenet5", "allcnn", "nin"])
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_original_widths_have_the_parameters_of_the_literature(name: str) -> None:
     assert count(zoo.build(name)) == PARAMETERS[name]
+
+
+#: images of other channels and sizes than those of the publications
+OTHERS = {
+    "alexnet": (1, 67, 80),
+    "convnext-atto": (4, 40, 32),
+    "vgg11": (2, 64, 33),
+    "lenet1": (3, 16, 21),
+    "lenet5": (3, 40, 32),
+}
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_network_takes_other_channels_and_sizes(name: str) -> None:
+    shape = OTHERS.get(name, (2, 40, 33))
+    net = zoo.build(name, filters=4, classes=3, **zoo.ARCHITECTURES[name].load().options_for(shape)).eval()
+    assert net(torch.randn(2, *shape)).shape == (2, 3)
+    assert net.input_shape[0] == shape[0]
 
 
 def test_resnet20_has_its_270_thousand_parameters_and_20_layers() -> None:
@@ -107,6 +136,8 @@ def test_a_locally_connected_layer_is_a_convolution_where_its_filters_are_equal(
         ),
         (lambda: zoo.build("lenet5", connections="none"), "unknown connection scheme 'none'"),
         (lambda: zoo.build("lenet5", padding=5), "padding expected an integer from 0 to 4, got 5; use 2 for 28x28"),
+        (lambda: zoo.build("vgg11", image_size=20), "image_size expected an integer >= 32 or a pair of them, got 20"),
+        (lambda: zoo.build("resnet20", in_channels=0), "in_channels expected an integer >= 1, got 0"),
         (lambda: zoo.build("alexnet", filters=3), "filters expected a multiple of groups=2, got 3"),
         (lambda: zoo.LocallyConnected2d(1, 1, 5, 3), r"at least one \(5, 5\) patch, got \(3, 3\)"),
     ],

@@ -23,7 +23,7 @@ from ..network import CKN
 from .assembly import Builder
 from .builder import Step, rule_module
 from .rules import RULES, Rule, reason_against, rule
-from .rules.shapes import SELECTING
+from .rules.shapes import SELECTING, SEVERAL
 from .trace import Operation, Trace, trace
 from .values import Layout, Policy, Value
 from .views import looked_at
@@ -106,9 +106,9 @@ def translate(
     policy = Policy(
         kernel if isinstance(kernel, Kernel) else None,
         linear_kernel,
+        scale,
         _layer_options(eps, init, inverse_sqrt),
         *_checked_width(filters, width),
-        scale=scale,
     )
     builder = Builder(policy, looked_at)
     traced = _traced(net, shape, input_shape is not None)
@@ -175,9 +175,9 @@ def _put_in_blocks(builder: Builder, root_block: RootBlock) -> None:
     block = ROOT_BLOCK if root_block == "auto" else root_block
     if type(block) is not int or block < 1:
         raise ConfigError(f"root_block expected a number of filters >= 1, 'auto' or 'all', got {root_block!r}")
-    for i, node in enumerate(builder.nodes):
+    for name, node in builder.nodes.items():
         if isinstance(node, KernelNode) and node.root_width > block:
-            builder.nodes[i] = node = dataclasses.replace(node, root_block=block)
+            builder.nodes[name] = node = dataclasses.replace(node, root_block=block)
             reason = f"the average of {node.root_blocks} Nystrom approximations, each by at most {block} filters"
             builder.add_reason(node.name, reason)
 
@@ -229,7 +229,7 @@ def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, 
                 key = nn.Identity
             else:
                 raise step.refuse(*reason_against(operation))
-        if not operation.is_tensor and key not in SELECTING:
+        if not operation.is_tensor and key not in SEVERAL:
             raise step.refuse("it does not give one tensor", "Give it a module of its own and register a rule for that.")
         value = _apply(_leaving_out if any(_is_statistic(v) for v in step.raw_inputs) else RULES[key], step)
         # What several operations read must be there by itself: it cannot merge with one of them. But its parts can.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from ..graph import KernelNode
 from ..kernels import Kernel
-
-if TYPE_CHECKING:
-    from .builder import Step
 
 Layout = Literal["chw", "hwc", "cp", "pc", "unordered"]
 """The order of the ConvNet's axes: c channels, h rows, w columns, p positions; unordered: a vector in an order of its own"""
@@ -61,8 +58,8 @@ class View:
     sources: tuple[Value, ...]
     size: tuple[int, int]
     labels: Tensor
-    step: Step
-    """the operation that made it, which errors are about"""
+    step: Any
+    """the step of the operation that made it, which errors are about"""
 
 
 @dataclass(frozen=True)
@@ -73,14 +70,14 @@ class Policy:
     """one kernel for all nonlinear layers; None: the one that matches each activation"""
     linear_kernel: Kernel | None = None
     """the kernel of layers without a nonlinearity; None: the linear one"""
+    scale: float = 1.0
+    """of pre-activations, for activations that are not homogeneous"""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """eps, inverse_sqrt and init of every layer"""
     filters: int | None = None
     """the number of filters of every layer; None: as many as the ConvNet has"""
     width: float = 1.0
     """how many times as many filters every layer has"""
-    scale: float = 1.0
-    """of pre-activations, for activations that are not homogeneous"""
 
     def filters_for(self, original: int, part: int | None = None) -> int:
         """The number of filters of a layer of ``original`` ones in the ConvNet, or of ``part`` of those."""

@@ -41,9 +41,8 @@ def moved(step: Step) -> Value | tuple[Any, ...]:
 
 def named(step: Step, value: Any) -> Any:
     """One of several views, as the result of the operation that picks it."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) or value.view is None:
         return value
-    assert value.view is not None
     return _viewed(step, value.view, value.view.labels)
 
 

@@ -5,8 +5,8 @@ widths, ``filters=f`` gives every layer but the last f filters. Every network ha
 
 Example:
     >>> from torchckn import zoo
-    >>> zoo.names()
-    ['alexnet', 'allcnn', 'lenet1', 'lenet5', 'nin', 'resnet20', 'vgg11']
+    >>> zoo.names()[:4]
+    ['alexnet', 'allcnn', 'convnext-atto', 'densenet']
     >>> net = zoo.build("lenet5", filters=32)
     >>> net.input_shape
     (1, 32, 32)

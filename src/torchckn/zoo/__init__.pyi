@@ -4,8 +4,13 @@ from .base import ConvNet as ConvNet
 from .catalogue import ARCHITECTURES as ARCHITECTURES
 from .catalogue import build as build
 from .catalogue import names as names
+from .convnext import ConvNeXtAtto as ConvNeXtAtto
+from .densenet import DenseNet as DenseNet
+from .efficientnet import EfficientNetB0 as EfficientNetB0
+from .gates import SqueezeExcitation as SqueezeExcitation
 from .lenet import LeNet1 as LeNet1
 from .lenet import LeNet5 as LeNet5
+from .mobilenet import MobileNetV2 as MobileNetV2
 from .modules import ChannelScale as ChannelScale
 from .modules import LocallyConnected2d as LocallyConnected2d
 from .modules import MaskedConv2d as MaskedConv2d
@@ -13,4 +18,6 @@ from .modules import ScaledTanh as ScaledTanh
 from .modules import Subsample as Subsample
 from .nin import NetworkInNetwork as NetworkInNetwork
 from .resnet import ResNet20 as ResNet20
+from .seresnet import SEResNet50 as SEResNet50
 from .vgg import VGG11 as VGG11
+from .wideresnet import WideResNet as WideResNet

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from ..errors import ConfigError
+from ..nn.geometry import Pair
 from .base import ConvNet
 from .catalogue import ARCHITECTURES
 
@@ -15,14 +18,29 @@ class AlexNet(ConvNet):
     Args:
         lrn: local response normalization after the first two convolutions, as in the original.
         groups: groups of three of the convolutions; 2 in the original, for its two GPUs; 1: ordinary convolutions.
+        image_size: rows and columns of the images, at least 67 each.
     """
 
     input_shape = ARCHITECTURES["alexnet"].input_shape
 
+    @classmethod
+    def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
+        return {"in_channels": image_shape[0], "image_size": image_shape[1:]}
+
     def __init__(
-        self, filters: int | None = None, classes: int = 1000, bias: bool = True, lrn: bool = True, groups: int = 2
+        self,
+        filters: int | None = None,
+        classes: int = 1000,
+        bias: bool = True,
+        lrn: bool = True,
+        groups: int = 2,
+        in_channels: int = 3,
+        image_size: int | Pair = 227,
     ) -> None:
-        super().__init__(filters)
+        super().__init__(filters, in_channels)
+        positions = 1
+        for pixels in self.fit_size(image_size, 67):
+            positions *= (((((pixels - 11) // 4 + 1) - 3) // 2 + 1 - 3) // 2 + 1 - 3) // 2 + 1
         w = self.width
         if filters is not None and filters % groups:
             raise ConfigError(f"filters expected a multiple of groups={groups}, got {filters}; pass a multiple, or groups=1")
@@ -31,7 +49,7 @@ class AlexNet(ConvNet):
             return [nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=2.0)] if lrn else []
 
         self.layers = nn.Sequential(
-            nn.Conv2d(3, w(96), 11, stride=4, bias=bias),
+            nn.Conv2d(in_channels, w(96), 11, stride=4, bias=bias),
             nn.ReLU(),
             *normalize(),
             nn.MaxPool2d(3, 2),
@@ -48,7 +66,7 @@ class AlexNet(ConvNet):
             nn.MaxPool2d(3, 2),
             nn.Flatten(),
             nn.Dropout(0.5),
-            nn.Linear(w(256) * 6 * 6, w(4096), bias=bias),
+            nn.Linear(w(256) * positions, w(4096), bias=bias),
             nn.ReLU(),
             nn.Dropout(0.5),
             nn.Linear(w(4096), w(4096), bias=bias),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from .base import ConvNet
@@ -24,10 +22,6 @@ class AllCNN(ConvNet):
     input_shape = ARCHITECTURES["allcnn"].input_shape
     init_std = 0.3
 
-    @classmethod
-    def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        return {"in_channels": image_shape[0]}
-
     def __init__(
         self,
         filters: int | None = None,
@@ -36,8 +30,7 @@ class AllCNN(ConvNet):
         dropout: bool = False,
         in_channels: int = 3,
     ) -> None:
-        super().__init__(filters)
-        self.input_shape = (in_channels, 32, 32)  # type: ignore[misc]
+        super().__init__(filters, in_channels)
         first = 1 if in_channels == 27 else 3
         #  filters, kernel_size, stride
         plan = [(96, first, 1), (96, 3, 1), (96, 3, 2), (192, 3, 1), (192, 3, 1), (192, 3, 2), (192, 3, 1), (192, 1, 1)]

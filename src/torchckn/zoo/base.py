@@ -6,6 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ..errors import ConfigError
+from ..nn.geometry import Pair, pair
+
 
 class ConvNet(nn.Module):
     """A ConvNet with the input shape of its usual images. Subclasses set ``layers``, and override ``forward`` if needed."""
@@ -15,14 +18,24 @@ class ConvNet(nn.Module):
     init_std: ClassVar[float] = 0.2
     layers: nn.Module
 
-    def __init__(self, filters: int | None = None, **options: Any) -> None:
+    def __init__(self, filters: int | None = None, in_channels: int | None = None, **options: Any) -> None:
         super().__init__()
         self.filters = filters
+        if in_channels is not None:
+            if type(in_channels) is not int or in_channels < 1:
+                raise ConfigError(f"in_channels expected an integer >= 1, got {in_channels!r}")
+            self.input_shape = (in_channels, *type(self).input_shape[1:])  # type: ignore[misc]
 
     @classmethod
     def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        """Arguments that adapt the network to images of this shape, if it can be adapted."""
-        return {}
+        """Arguments that adapt the network to images of this shape."""
+        return {"in_channels": image_shape[0]}
+
+    def fit_size(self, image_size: int | Pair, least: int) -> Pair:
+        """Set the size of the images, rows and columns; both must be at least ``least``."""
+        size = pair("image_size", image_size, least)
+        self.input_shape = (self.input_shape[0], *size)  # type: ignore[misc]
+        return size
 
     def width(self, original: int) -> int:
         """The number of filters of a layer that has ``original`` filters in the publication."""

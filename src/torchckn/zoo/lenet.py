@@ -14,6 +14,7 @@ from torch import nn
 
 from ..choices import Connections
 from ..errors import ConfigError, unknown_name
+from ..nn.geometry import Pair
 from .base import ConvNet
 from .catalogue import ARCHITECTURES
 from .modules import ChannelScale, MaskedConv2d, ScaledTanh
@@ -40,8 +41,13 @@ class _LeNet(ConvNet):
 
     scheme: tuple[str, ...]
 
+    def _positions(self, padding: int = 0) -> int:
+        """How many positions are left of an image of ``input_shape``."""
+        rows, columns = (((n + 2 * padding - 4) // 2 - 4) // 2 for n in self.input_shape[1:])
+        return rows * columns
+
     def _convolutions(
-        self, widths: tuple[int, int], padding: int, bias: bool, connections: Connections
+        self, in_channels: int, widths: tuple[int, int], padding: int, bias: bool, connections: Connections
     ) -> dict[str, nn.Module]:
         if connections not in ("complete", "incomplete"):
             raise unknown_name("connection scheme", connections, ("complete", "incomplete"))
@@ -54,7 +60,7 @@ class _LeNet(ConvNet):
         scheme = list(zip(*([int(c) for c in row.split()] for row in self.scheme), strict=True))
         incomplete = connections == "incomplete"
         return {
-            "conv1": nn.Conv2d(1, first, 5, padding=padding, bias=bias),
+            "conv1": nn.Conv2d(in_channels, first, 5, padding=padding, bias=bias),
             "pool1": nn.AvgPool2d(2),
             "scale1": ChannelScale(first, bias),
             "tanh1": ScaledTanh(),
@@ -72,17 +78,29 @@ class LeNet1(_LeNet):
     Args:
         connections: ``"complete"``, or ``"incomplete"`` for the original connection scheme (original widths only).
         bias: whether layers have biases; the paper's experiments have none.
+        in_channels, image_size: of the images; at least 16 rows and columns.
     """
 
     input_shape = ARCHITECTURES["lenet1"].input_shape
     scheme = _LENET1_C3
 
+    @classmethod
+    def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
+        return {"in_channels": image_shape[0], "image_size": image_shape[1:]}
+
     def __init__(
-        self, filters: int | None = None, classes: int = 10, bias: bool = True, connections: Connections = "complete"
+        self,
+        filters: int | None = None,
+        classes: int = 10,
+        bias: bool = True,
+        connections: Connections = "complete",
+        in_channels: int = 1,
+        image_size: int | Pair = 28,
     ) -> None:
-        super().__init__(filters)
-        convolutions = self._convolutions((4, 12), 0, bias, connections)
-        head = {"head": nn.Linear(self.width(12) * 4 * 4, classes, bias=bias)}
+        super().__init__(filters, in_channels)
+        self.fit_size(image_size, 16)
+        convolutions = self._convolutions(in_channels, (4, 12), 0, bias, connections)
+        head = {"head": nn.Linear(self.width(12) * self._positions(), classes, bias=bias)}
         self.layers = nn.Sequential(OrderedDict(convolutions | head))
 
 
@@ -90,7 +108,8 @@ class LeNet5(_LeNet):
     """LeNet-5 for 32x32 images: 6 and 16 filters, then fully connected layers of 120 and 84.
 
     Args:
-        padding: zero padding of the image; use 2 for 28x28 images.
+        padding: zero padding of the image; 2 for 28x28 images.
+        image_size: of the images; by default what is 32 with the padding.
         others: as for :class:`LeNet1`.
     """
 
@@ -99,9 +118,10 @@ class LeNet5(_LeNet):
 
     @classmethod
     def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        _, height, width = image_shape
-        fits = height == width and 24 <= height <= 32 and height % 2 == 0
-        return {"padding": (32 - height) // 2} if fits else {}
+        channels, height, width = image_shape
+        if height == width and 24 <= height <= 32 and height % 2 == 0:
+            return {"in_channels": channels, "padding": (32 - height) // 2}
+        return {"in_channels": channels, "image_size": (height, width)}
 
     def __init__(
         self,
@@ -110,12 +130,14 @@ class LeNet5(_LeNet):
         bias: bool = True,
         connections: Connections = "complete",
         padding: int = 0,
+        in_channels: int = 1,
+        image_size: int | Pair | None = None,
     ) -> None:
-        super().__init__(filters)
+        super().__init__(filters, in_channels)
         if not isinstance(padding, int) or not 0 <= padding <= 4:
             raise ConfigError(f"padding expected an integer from 0 to 4, got {padding!r}; use 2 for 28x28 images")
-        self.input_shape = (1, 32 - 2 * padding, 32 - 2 * padding)  # type: ignore[misc]
-        widths = self.width(16) * 5 * 5, self.width(120), self.width(84)
+        self.fit_size(32 - 2 * padding if image_size is None else image_size, 16 - 2 * padding)
+        widths = self.width(16) * self._positions(padding), self.width(120), self.width(84)
         dense: dict[str, nn.Module] = {
             "dense1": nn.Linear(widths[0], widths[1], bias=bias),
             "tanh3": ScaledTanh(),
@@ -123,4 +145,6 @@ class LeNet5(_LeNet):
             "tanh4": ScaledTanh(),
             "head": nn.Linear(widths[2], classes, bias=bias),
         }
-        self.layers = nn.Sequential(OrderedDict(self._convolutions((6, 16), padding, bias, connections) | dense))
+        self.layers = nn.Sequential(
+            OrderedDict(self._convolutions(in_channels, (6, 16), padding, bias, connections) | dense)
+        )

@@ -13,8 +13,15 @@ class NetworkInNetwork(ConvNet):
 
     input_shape = ARCHITECTURES["nin"].input_shape
 
-    def __init__(self, filters: int | None = None, classes: int = 10, bias: bool = True, dropout: float = 0.5) -> None:
-        super().__init__(filters)
+    def __init__(
+        self,
+        filters: int | None = None,
+        classes: int = 10,
+        bias: bool = True,
+        dropout: float = 0.5,
+        in_channels: int = 3,
+    ) -> None:
+        super().__init__(filters, in_channels)
 
         def block(channels: int, size: int, *widths: int) -> list[nn.Module]:
             layers: list[nn.Module] = []
@@ -26,7 +33,7 @@ class NetworkInNetwork(ConvNet):
 
         w = self.width
         self.layers = nn.Sequential(
-            *block(3, 5, w(192), w(160), w(96)),
+            *block(in_channels, 5, w(192), w(160), w(96)),
             nn.MaxPool2d(3, 2, ceil_mode=True),
             nn.Dropout(dropout),
             *block(w(96), 5, w(192), w(192), w(192)),

@@ -32,10 +32,10 @@ class ResNet20(ConvNet):
 
     input_shape = ARCHITECTURES["resnet20"].input_shape
 
-    def __init__(self, filters: int | None = None, classes: int = 10) -> None:
-        super().__init__(filters)
+    def __init__(self, filters: int | None = None, classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__(filters, in_channels)
         channels = self.width(16)
-        self.conv = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        self.conv = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
         blocks = []
         for original, first_stride in ((16, 1), (32, 2), (64, 2)):

@@ -26,7 +26,7 @@ def product_of_branches(step: Step) -> Value:
     if _is_one_layer_twice(first, second) and not step.builder.shares_weights:
         return _polynomial(step, first, second)
     inexact = _dependence(step.builder, first, second)
-    if 1 in (first.shape[0], second.shape[0]) and step.output_shape[0] > 1:
+    if 1 in (first.width, second.width) and max(first.width, second.width) > 1:
         inexact.append("the gate is one unit, and not infinitely many")
     factors = [step.builder.settle(value) for value in (first, second)]
     positions = [value.shape[1:] or (1, 1) for value in factors]
@@ -59,6 +59,7 @@ def _polynomial(step: Step, first: Value, second: Value) -> Value:
     ]
     why = "two linear layers of one input multiply to its polynomial kernel of degree 2: one layer"
     step.note("exact", why, layer=node.name, kernel=str(node.kernel), shape=value.shape)
+    step.builder.origins[node.name] = step.builder.origins[pending.name]
     factor = abs(first.factor * second.factor)
     return dataclasses.replace(value, flat=first.flat, factor=factor, width=first.width, layout=first.layout)
 

@@ -36,6 +36,8 @@ _MOVING = (
 #: of these, those that give parts; a layer that only they read is needed by parts only
 SELECTING = {operator.getitem, torch.chunk, "chunk", torch.split, "split", torch.tensor_split, "tensor_split"}
 SELECTING |= {torch.unbind, "unbind", torch.narrow, "narrow", torch.select, "select", torch.index_select, "index_select"}
+#: what may give several results
+SEVERAL = SELECTING | {torch.max, "max"}
 
 
 @rule(*_MOVING)
