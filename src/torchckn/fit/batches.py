@@ -10,12 +10,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ..data.batches import batches, checked_batch
+from ..distributed import share, world
 from ..errors import ConfigError, DataError
 from .features import check_labels
 
 
 class TrainingBatches:
     """Batches (images, labels) without end. The last images of an epoch that do not fill a batch are left out of it.
+
+    With several processes, the generator decides each batch, whatever their number, and each of them takes its share.
 
     Args:
         data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``, whose own batches are taken as they are.
@@ -31,6 +34,8 @@ class TrainingBatches:
         self.order = torch.empty(0, dtype=torch.long)
         self._stream: Iterator[tuple[Tensor, Tensor | None]] = iter(())
         self.steps_per_epoch = 1
+        if batch_size < world():
+            raise ConfigError(f"batch_size is {batch_size}, but there are {world()} processes; each needs at least one image")
         if self.streams:
             return
         if not isinstance(data, Dataset):
@@ -80,6 +85,7 @@ class TrainingBatches:
         self.epoch, self.position = (int(number) for number in state["place"])
 
     def _take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        index = index[share(len(index))]
         if isinstance(self.data, tuple):
             return self.data[0][index], self.data[1][index]
         return _with_labels(checked_batch(default_collate([self.data[int(i)] for i in index]), True))
@@ -94,7 +100,9 @@ class TrainingBatches:
             if batch is None:
                 raise DataError("there are no training images")
         self.position += 1
-        return _with_labels(batch)
+        images, labels = _with_labels(batch)
+        part = share(len(images))
+        return images[part], labels[part]
 
 
 def _with_labels(batch: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:

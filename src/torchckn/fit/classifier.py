@@ -25,8 +25,10 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ..choices import Loss, PenaltySearch
+from ..distributed import total_of_numbers, totals
 from ..errors import ConfigError, DataError
 from ..progress import progress as show_progress
+from .features import UNIT
 
 #: the penalties that the paper tries
 LAMBDAS = tuple(2.0**exponent for exponent in range(0, -41, -1))
@@ -118,7 +120,8 @@ def fit_classifier(
 
 
 def _accuracy(solution: Solution, x: Tensor, y: Tensor) -> float:
-    return float(((x @ solution[0] + solution[1]).argmax(1) == y).double().mean())
+    right, images = total_of_numbers(float(((x @ solution[0] + solution[1]).argmax(1) == y).sum()), len(y))
+    return right / images
 
 
 def _search(
@@ -138,7 +141,8 @@ def _search(
         weight, bias, objective, evaluations = solver.solve(lam, start, precision)
         before = scores[lam].evaluations if lam in scores else 0
         solutions[lam] = weight, bias
-        fit = _accuracy(solutions[lam], x, y), solver.loss(x @ weight + bias, y)
+        loss, images = total_of_numbers(solver.loss(x @ weight + bias, y), len(y))
+        fit = _accuracy(solutions[lam], x, y), loss / images
         scores[lam] = LambdaScore(lam, *fit, objective, before + evaluations)
         (loose.discard if precision == PRECISE else loose.add)(lam)
 
@@ -193,10 +197,11 @@ class _Multinomial:
 
     def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int) -> None:
         self.x, self.y, self.classes, self.max_iterations = x, y, classes, max_iterations
-        self.mean = x.mean(0)
+        self.images = total_of_numbers(len(x))[0]
+        self.mean = (totals(x.sum(0, dtype=torch.float64))[0] / self.images).to(x.dtype)
         self.targets = F.one_hot(y, classes).to(x.dtype)
         #: in one pass over the features
-        self.multiplications = x.numel() * classes
+        self.multiplications = self.images * x.shape[1] * classes
 
     def solve(self, lam: float, start: Solution | None, precision: float) -> tuple[Tensor, Tensor, float, int]:
         """Weight, bias, objective, evaluations; it ends with a round that gains less than ``precision`` of the objective."""
@@ -218,7 +223,8 @@ class _Multinomial:
 
     @staticmethod
     def loss(scores: Tensor, y: Tensor) -> float:
-        return float(F.cross_entropy(scores, y))
+        """The sum over images."""
+        return float(F.cross_entropy(scores.double(), y, reduction="sum"))
 
     def _descend(
         self, weight: Tensor, bias: Tensor, lam: float, iterations: int, precision: float
@@ -257,13 +263,17 @@ class _Multinomial:
 
     def _curvature(self, weight: Tensor, bias: Tensor, lam: float) -> Tensor:
         """Approximately the Hessian, the same for every class: the features' covariance weighted by the mean of p (1 - p)."""
-        n, d = self.x.shape
-        some = min(n, max(4 * d, int(self._BUDGET / d**2)))
-        x = self.x[:: max(1, n // some)]
-        p = torch.softmax(x @ weight.to(x.dtype) + (bias - self.mean.double() @ weight).to(x.dtype), 1)
-        uncertain = (p * (1 - p)).mean(1, keepdim=True).clamp_(min=1e-5)
-        weighted = (x - self.mean) * uncertain.sqrt()
-        hessian = (weighted.T @ weighted).double() / len(x)
+        d = self.x.shape[1]
+        some = min(self.images, max(4 * d, int(self._BUDGET / d**2)))
+        offset, hessian, images = (bias - self.mean.double() @ weight).to(self.x.dtype), torch.zeros_like(weight @ weight.T), 0
+        for unit in self.x.split(UNIT):
+            x = unit[:: max(1, int(self.images // some))]
+            p = torch.softmax(x @ weight.to(x.dtype) + offset, 1)
+            uncertain = (p * (1 - p)).mean(1, keepdim=True).clamp_(min=1e-5)
+            weighted = (x - self.mean) * uncertain.sqrt()
+            hessian += weighted.T @ weighted
+            images += len(x)
+        hessian = totals(hessian)[0] / total_of_numbers(images)[0]
         hessian.diagonal().add_(2 * lam)
         return hessian
 
@@ -272,12 +282,23 @@ class _Multinomial:
         mean = self.mean.double()
         scores = torch.addmm((bias - mean @ weight).to(self.x.dtype), self.x, weight.to(self.x.dtype))
         log_p = F.log_softmax(scores, 1)
-        loss = -float(torch.dot(log_p.flatten(), self.targets.flatten())) / len(scores)
+        loss = -(log_p * self.targets).sum(dtype=torch.float64)
         residual = log_p.exp_().sub_(self.targets)
-        total = residual.sum(0).double() / len(scores)
         # residual^T x, and not x^T residual: the same numbers, several times faster for few classes
-        of_weight = (residual.T @ self.x).T.double() / len(scores) - mean[:, None] * total
-        return loss, of_weight, total
+        of_weight = _product_in_units(residual, self.x)
+        sums = totals(torch.cat([of_weight.flatten(), residual.sum(0, dtype=torch.float64), loss[None]]))[0] / self.images
+        of_bias = sums[-1 - self.classes : -1]
+        return float(sums[-1]), sums[: of_weight.numel()].view_as(of_weight).T - mean[:, None] * of_bias, of_bias
+
+
+def _product_in_units(left: Tensor, right: Tensor) -> Tensor:
+    """left^T right: (a, b), in double precision; products of units of rows, added up in double precision."""
+    whole = len(left) // UNIT * UNIT
+    product = (left[whole:].T @ right[whole:]).double()
+    if whole:
+        units = [part[:whole].unflatten(0, (-1, UNIT)) for part in (left, right)]  # (units, UNIT, a) and (units, UNIT, b)
+        product += torch.bmm(units[0].mT, units[1]).sum(0, dtype=torch.float64)
+    return product
 
 
 def _factor(matrix: Tensor) -> Tensor:
@@ -300,9 +321,11 @@ class _Square:
 
     def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int) -> None:
         self.dtype = x.dtype
-        self.mean = x.double().mean(0)
+        images = total_of_numbers(len(x))[0]
         targets = F.one_hot(y, classes).double()
-        self.target_mean = targets.mean(0)
+        self.mean, self.target_mean = (
+            mean / images for mean in totals(x.sum(0, dtype=torch.float64), targets.sum(0))
+        )
         d = x.shape[1]
         covariance = torch.zeros(d, d, dtype=torch.float64, device=x.device)
         cross = torch.zeros(d, classes, dtype=torch.float64, device=x.device)
@@ -310,9 +333,10 @@ class _Square:
             centered = part.double() - self.mean
             covariance += centered.T @ centered
             cross += centered.T @ (some - self.target_mean)
-        self.values, self.vectors = torch.linalg.eigh(covariance / len(x))
-        self.cross = self.vectors.T @ cross / len(x)
-        self.total = float((targets - self.target_mean).square().sum() / len(x))
+        covariance, cross = totals(covariance, cross)
+        self.values, self.vectors = torch.linalg.eigh(covariance / images)
+        self.cross = self.vectors.T @ cross / images
+        self.spread = total_of_numbers(float((targets - self.target_mean).square().sum()))[0] / images
         self.multiplications = 0  # every solution is exact, and costs next to nothing
 
     def solve(self, lam: float, start: Solution | None, precision: float) -> tuple[Tensor, Tensor, float, int]:
@@ -320,9 +344,10 @@ class _Square:
         shrink = 1 / (self.values.clamp(min=noise) + lam)
         weight = self.vectors @ (shrink[:, None] * self.cross)
         bias = self.target_mean - self.mean @ weight
-        objective = self.total - float((shrink[:, None] * self.cross.square()).sum())
+        objective = self.spread - float((shrink[:, None] * self.cross.square()).sum())
         return weight.to(self.dtype), bias.to(self.dtype), objective, 1
 
     @staticmethod
     def loss(scores: Tensor, y: Tensor) -> float:
-        return float((scores - F.one_hot(y, scores.shape[1])).square().sum(1).mean())
+        """The sum over images."""
+        return float((scores - F.one_hot(y, scores.shape[1])).square().sum(dtype=torch.float64))

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from ..distributed import sum_gradients, summing, total_of_numbers
 from ..errors import ConfigError, NotFittedError, NumericalError
 from ..network import Classifier
 from .chunks import batch_features, batch_gradient
@@ -47,6 +48,8 @@ class Method:
         self.lam = float(net.lam) if options.lam is None else options.lam
         self.momentum = options.momentum or 0.0
         self.optimizers: list[Optimizer] = self._optimizers()
+        #: of all images of a batch, those that this process has
+        self._share = 1.0
 
     def _optimizers(self) -> list[Optimizer]:
         """Of the features: filters on their spheres in a kernel network, all parameters but the head's in any other."""
@@ -60,23 +63,32 @@ class Method:
         return [SGD(groups, lr=0.0, momentum=self.momentum)]
 
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
-        """One step on a batch; an error, and nothing changed, if its objective is not finite."""
+        """One step on a batch; an error, and nothing changed, if its objective is not finite.
+
+        With several processes, each has its share of the batch.
+        """
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         self.net.train()
         labels = check_labels(labels, self.net.head.out_features).to(self.net.head.weight.device)
-        value, accuracy = self._descend(images, labels)
-        if not math.isfinite(value):
-            raise NumericalError(f"the objective of a batch is {value}")
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        with summing(self.net):
+            self._share = len(labels) / total_of_numbers(len(labels))[0]
+            part, accuracy = self._descend(images, labels)
+            value, accuracy = sum_gradients(
+                (parameter for group in groups for parameter in group["params"]), part, self._share * accuracy
+            )
+            if not math.isfinite(value):
+                raise NumericalError(f"the objective of a batch is {value}")
+            for group in groups:
                 group["lr"] = lr
-            optimizer.step()
-        self._follow(images, labels)
+            for optimizer in self.optimizers:
+                optimizer.step()
+            self._follow(images, labels)
         return StepResult(value, accuracy)
 
     def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Put the gradients of the objective into the parameters; objective and accuracy."""
+        """Put the gradients of this process's part of the objective into the parameters; that part, and accuracy."""
         raise NotImplementedError
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
@@ -99,7 +111,10 @@ class Method:
         self.net.train()
         features = batch_features(self.net, images, self.options.chunk)
         labels = check_labels(labels, self.net.head.out_features).to(features.device)
-        return float(self._objective(features, labels)[0])
+        with summing(self.net):
+            value = float(self._objective(features, labels)[0])
+        value, images = total_of_numbers(len(labels) * value, len(labels))
+        return value / images
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'."""
@@ -161,7 +176,8 @@ class SGO(Method):
     def _descend(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         def objective(features: Tensor) -> tuple[Tensor, float]:
             self.net.scaling.calibrate(features.detach())
-            return self._objective(features, labels)
+            value, accuracy = self._objective(features, labels)
+            return self._share * value, accuracy
 
         return batch_gradient(self.net, images, objective, self.options.chunk)
 
