@@ -122,14 +122,16 @@ def gathered(rows: Tensor) -> Tensor:
     """The rows of all processes, those of process 0 first; each may have any number of them. Without gradients."""
     if world() == 1:
         return rows
-    from torch.distributed import _functional_collectives as collectives
-
-    own = torch.tensor([len(rows)], device=rows.device)
-    counts = collectives.wait_tensor(collectives.all_gather_tensor(own, 0, dist.group.WORLD)).tolist()
+    counts = [int(count) for count in _all_gather(torch.tensor(len(rows), device=rows.device))]
     padded = rows.new_zeros(max(counts), *rows.shape[1:])
     padded[: len(rows)] = rows.detach()
-    everything = collectives.wait_tensor(collectives.all_gather_tensor(padded, 0, dist.group.WORLD))
-    return torch.cat([part[:count] for part, count in zip(everything.split(max(counts)), counts, strict=True)])
+    return torch.cat([part[:count] for part, count in zip(_all_gather(padded), counts, strict=True)])
+
+
+def _all_gather(part: Tensor) -> list[Tensor]:
+    parts = [torch.empty_like(part) for _ in range(world())]
+    dist.all_gather(parts, part)
+    return parts
 
 
 @contextmanager

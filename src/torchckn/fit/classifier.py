@@ -265,7 +265,8 @@ class _Multinomial:
         """Approximately the Hessian, the same for every class: the features' covariance weighted by the mean of p (1 - p)."""
         d = self.x.shape[1]
         some = min(self.images, max(4 * d, int(self._BUDGET / d**2)))
-        offset, hessian, images = (bias - self.mean.double() @ weight).to(self.x.dtype), torch.zeros_like(weight @ weight.T), 0
+        offset = (bias - self.mean.double() @ weight).to(self.x.dtype)
+        hessian, images = weight.new_zeros(d, d), 0
         for unit in self.x.split(UNIT):
             x = unit[:: max(1, int(self.images // some))]
             p = torch.softmax(x @ weight.to(x.dtype) + offset, 1)
