@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError, distributed
-from torchckn.fit import kmeans
-from torchckn.fit.classifier import fit_classifier
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.fit.ulr import reduced_objective
 from torchckn.network import FeatureScaling
@@ -26,7 +24,9 @@ from .processes import Processes
 from .training import convnet, digits, network, trained
 
 COUNTS = (2, 3, 4)
+#: of filters, which have norm 1. A classifier is the solution of a linear system, which magnifies differences of its features
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
+MAGNIFIED = 10
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,10 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 def require_equal(one: dict[str, Tensor], others: list[dict[str, Tensor]], tolerance: float) -> None:
-    assert distance(one, others[0]) <= tolerance
+    filters, rest = ([name for name in one if name.startswith("layers.") == is_layer] for is_layer in (True, False))
+    for names, allowed in ((filters, tolerance), (rest, MAGNIFIED * tolerance)):
+        if names:
+            assert distance(*({name: state[name] for name in names} for state in (one, others[0]))) <= allowed
     for other in others[1:]:
         assert all(torch.equal(other[name], others[0][name]) for name in other), "processes have different numbers"
 
@@ -138,12 +141,14 @@ def test_steps_of_every_method_are_those_of_one_process(
 ) -> None:
     for dtype, tolerance in TOLERANCES.items():
         batch = 46  # no multiple of 3 or 4: the shares are unequal
-        require_equal(
-            steps(method, dtype, batch, options), groups[count](steps, method, dtype, batch, options), tolerance
-        )
+        if options.get("hessian") == "cg":
+            tolerance *= 10  # the solve ends with a residual of 6e-11
+        require_equal(steps(method, dtype, batch, options), groups[count](steps, method, dtype, batch, options), tolerance)
 
 
-def reduced(n: int, d: int, classes: int, loss: Any, hessian: Any, centering: Any, bias: bool, seed: int) -> dict[str, Tensor]:
+def reduced(
+    n: int, d: int, classes: int, loss: Any, hessian: Any, centering: Any, bias: bool, seed: int
+) -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, d, generator=g, dtype=torch.float64)
     y = torch.randint(classes, (n,), generator=g)
@@ -163,19 +168,23 @@ def reduced(n: int, d: int, classes: int, loss: Any, hessian: Any, centering: An
 
 @settings(max_examples=25)
 @given(
-    st.integers(4, 30),
-    st.integers(2, 12),
-    st.integers(2, 4),
-    st.sampled_from(["multinomial", "square"]),
-    st.sampled_from(["full", "diag", "cg"]),
-    st.sampled_from(["image", "feature", "none"]),
-    st.booleans(),
-    st.integers(0, 10**6),
+    case=st.fixed_dictionaries(
+        {
+            "n": st.integers(4, 30),
+            "d": st.integers(2, 12),
+            "classes": st.integers(2, 4),
+            "loss": st.sampled_from(["multinomial", "square"]),
+            "hessian": st.sampled_from(["full", "diag", "cg"]),
+            "centering": st.sampled_from(["image", "feature", "none"]),
+            "bias": st.booleans(),
+            "seed": st.integers(0, 10**6),
+        }
+    )
 )
-def test_the_reduced_objective_is_that_of_one_process(groups: dict[int, Processes], *case: Any) -> None:
-    one = reduced(*case)
+def test_the_reduced_objective_is_that_of_one_process(groups: dict[int, Processes], case: dict[str, Any]) -> None:
+    one = reduced(**case)
     for group in groups.values():
-        require_equal(one, group(reduced, *case), 1e-11 if case[4] == "cg" else 1e-12)
+        require_equal(one, group(reduced, **case), 1e-10 if case["hessian"] == "cg" else 1e-12)
 
 
 def through_ddp() -> dict[str, Tensor]:
@@ -220,4 +229,91 @@ def whole(dtype: torch.dtype, as_what: str = "pair", **options: Any) -> dict[str
 def test_filters_head_and_training_are_those_of_one_process(
     groups: dict[int, Processes], dtype: torch.dtype, count: int
 ) -> None:
-    require_equal(whole(dtype), groups[count](whole, dtype), 10 * TOLERANCES[dtype])
+    # iterations for the final classifier end when they gain little, so that it would not be equal in single precision
+    options = {"final_head": dtype == torch.float64}
+    require_equal(whole(dtype, **options), groups[count](whole, dtype, **options), TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": "search"}, {"rollback": True, "steps": 14}, {"loss": "square"}, {"as_what": "dataset"}, {"as_what": "loader"}],
+    ids=str,
+)
+def test_search_roll_back_and_data_of_all_kinds_are_those_of_one_process(
+    groups: dict[int, Processes], options: dict[str, Any]
+) -> None:
+    require_equal(whole(torch.float64, **options), groups[3](whole, torch.float64, **options), 1e-10)
+
+
+def test_before_the_first_step_everything_is_equal_bit_for_bit(groups: dict[int, Processes]) -> None:
+    options = {"steps": 0}
+    one = whole(torch.float32, **options)
+    for group in groups.values():
+        for other in group(whole, torch.float32, **options):
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def head_fit(search: str) -> list[float]:
+    net, (train_data, valid_data) = network(), digits(640)
+    fit = torchckn.fit_head(net, train_data, valid_data, search=search, lambdas=[2.0**-i for i in range(6, 14)])  # type: ignore[arg-type]
+    return [fit.lam, fit.accuracy or 0, *(value for score in fit.curve for value in (score.lam, score.accuracy, score.loss))]
+
+
+def test_the_penalty_is_chosen_by_the_images_of_all_processes(groups: dict[int, Processes]) -> None:
+    one = head_fit("path")
+    for group in groups.values():
+        for other in group(head_fit, "path"):
+            assert other == pytest.approx(one, rel=1e-6)
+
+
+# Runs and errors
+
+
+def run_in(folder: str, steps: int, resume: bool) -> dict[str, Tensor]:
+    net = trained(network(dtype=torch.float64), steps=steps, run_dir=folder, resume=resume, checkpoint_every=2)[0]
+    return net.state_dict()
+
+
+def test_a_run_is_resumed_by_another_number_of_processes(groups: dict[int, Processes], tmp_path: Any) -> None:
+    one = run_in(str(tmp_path / "one"), 6, False)
+    first = groups[2](run_in, str(tmp_path / "several"), 3, False)
+    require_equal(run_in(str(tmp_path / "start"), 3, False), first, 1e-10)
+    require_equal(one, groups[4](run_in, str(tmp_path / "several"), 6, True), 1e-10)
+    again = groups[3](run_in, str(tmp_path / "several"), 6, True)  # it is finished: the same network
+    require_equal(one, again, 1e-10)
+
+
+def message(kind: str) -> str:
+    here = distributed.rank()
+    try:
+        if kind == "data":
+            images, labels = digits()[0]
+            torchckn.train(network(), (images + here, labels), lam=0.1, steps=1, batch_size=8)
+        elif kind == "seed":
+            torchckn.train(network(), digits()[0], lam=0.1, steps=1, batch_size=8, seed=here)
+        elif kind == "batch":
+            torchckn.train(network(), digits()[0], lam=0.1, steps=1, batch_size=1)
+        else:
+            torchckn.train(network(), digits()[0], lam=0.1, steps=1, run_dir=kind)
+    except (ConfigError, DataError) as error:
+        return str(error)
+    return "no error"
+
+
+def test_different_data_or_options_are_noticed_by_all_processes(groups: dict[int, Processes]) -> None:
+    for told in groups[2](message, "data"):
+        assert "process 1 on" in told
+        assert "has another training data than process 0" in told
+        assert "give all machines the same code, data and options" in told
+    assert all("another training options than process 0" in told for told in groups[2](message, "seed"))
+
+
+def test_a_batch_has_an_image_for_every_process(groups: dict[int, Processes]) -> None:
+    assert set(groups[3](message, "batch")) == {"batch_size is 1, but there are 3 processes; each needs at least one image"}
+
+
+def test_an_error_of_the_first_process_is_one_of_all(groups: dict[int, Processes], tmp_path: Any) -> None:
+    (tmp_path / "file.txt").write_text("not a run")
+    told = groups[3](message, str(tmp_path))
+    assert len(set(told)) == 1
+    assert "is not empty and not a run" in told[0]

@@ -208,4 +208,3 @@ def local_device(name: str) -> str:
 def digest_of(value: Any) -> str:
     """A short digest of plain values."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
-

@@ -185,7 +185,9 @@ class _Watch:
 def _is_of_communication(error: Exception) -> bool:
     """Whether an exception says that another process did not answer."""
     of_torch = isinstance(error, dist.DistError) if hasattr(dist, "DistError") else False
-    return of_torch or (isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "Gloo", "NCCL", "peer")))
+    return of_torch or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "Gloo", "NCCL", "peer"))
+    )
 
 
 def start(processes: int, arguments: Sequence[str], max_restarts: int, how_to_resume: str) -> None:

@@ -67,6 +67,10 @@ def train(
 
     Example: [bold]torchckn train lenet5 --filters 16 --data mnist-mini --steps 100 --run runs/first[/bold]
     """
+    if resume is not None and (config or run):
+        raise ConfigError(
+            "--resume takes a run with the options it has, so give no --config and no --run; only --steps may grow"
+        )
     from ..launch import is_one_of_several, joined
 
     if processes > 1 and not is_one_of_several():
@@ -90,10 +94,6 @@ def _train(
     quiet: bool,
 ) -> None:
     """What each of the processes does, or the only one."""
-    if resume is not None and (config or run):
-        raise ConfigError(
-            "--resume takes a run with the options it has, so give no --config and no --run; only --steps may grow"
-        )
     import torch
 
     from .. import runs

@@ -35,7 +35,9 @@ class TrainingBatches:
         self._stream: Iterator[tuple[Tensor, Tensor | None]] = iter(())
         self.steps_per_epoch = 1
         if batch_size < world():
-            raise ConfigError(f"batch_size is {batch_size}, but there are {world()} processes; each needs at least one image")
+            raise ConfigError(
+                f"batch_size is {batch_size}, but there are {world()} processes; each needs at least one image"
+            )
         if self.streams:
             return
         if not isinstance(data, Dataset):

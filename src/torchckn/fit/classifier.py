@@ -324,9 +324,7 @@ class _Square:
         self.dtype = x.dtype
         images = total_of_numbers(len(x))[0]
         targets = F.one_hot(y, classes).double()
-        self.mean, self.target_mean = (
-            mean / images for mean in totals(x.sum(0, dtype=torch.float64), targets.sum(0))
-        )
+        self.mean, self.target_mean = (mean / images for mean in totals(x.sum(0, dtype=torch.float64), targets.sum(0)))
         d = x.shape[1]
         covariance = torch.zeros(d, d, dtype=torch.float64, device=x.device)
         cross = torch.zeros(d, classes, dtype=torch.float64, device=x.device)

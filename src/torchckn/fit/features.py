@@ -55,9 +55,7 @@ def shared_features(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, prog
 
 
 @torch.no_grad()
-def _features(
-    ckn: Classifier, data: Any, batch_size: int, progress: bool | None, wanted: Callable[[int], bool]
-) -> Features:
+def _features(ckn: Classifier, data: Any, batch_size: int, progress: bool | None, wanted: Callable[[int], bool]) -> Features:
     features, places = [ckn.head.weight.new_empty(0, ckn.head.in_features)], [torch.empty(0, dtype=torch.long)]
     labels = []
     with modes_kept(ckn), show_progress("features", size_of(data), progress) as report:
