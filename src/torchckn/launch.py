@@ -48,7 +48,7 @@ def is_restarted() -> bool:
 
 @contextmanager
 def joined(timeout: float, how_to_resume: str) -> Iterator[None]:
-    """Within this context all processes that were started together are one process group; nothing happens if this is the only one.
+    """Within this context all processes that were started together are one process group; a single process is none.
 
     Args:
         timeout: seconds to wait for the others: at the start, and in every sum.
@@ -219,7 +219,8 @@ def start(processes: int, arguments: Sequence[str], max_restarts: int, how_to_re
         if killed:
             rank, failure = next(iter(killed.items()))
             raise LostProcessError(
-                f"process {rank} of {processes} was killed ({failure.signal_name()}), and the others were stopped. {how_to_resume}"
+                f"process {rank} of {processes} was killed ({failure.signal_name()}), and the others were stopped. "
+                f"{how_to_resume}"
             ) from None
         raise OthersSpeakError(max(failure.exitcode for failure in error.failures.values())) from None
     except SignalException:

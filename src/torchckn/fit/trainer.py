@@ -51,8 +51,8 @@ def train(
     What has not been done to the network yet is done first: unsupervised filters (``fit_filters``), the classifier on all
     features (``fit_head``). Afterwards the classifier is refitted. ``method="sgd"`` starts from a ConvNet's own random weights.
 
-    With several processes (:mod:`torchckn.distributed`), all of them call this with the same arguments and data, each computes its
-    share, and all end with the same network; the first one writes ``run_dir``.
+    With several processes (:mod:`torchckn.distributed`), all of them call this with the same arguments and data, each computes
+    its share, and all end with the same network; the first one writes ``run_dir``.
 
     Args:
         net: a CKN, or a :class:`torchckn.ScaledConvNet`.

@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..choices import Hessian, Loss, check_choice
-from ..errors import ConfigError, DataError, NumericalError
 from ..distributed import gathered
 from ..distributed import total as over_processes
+from ..errors import ConfigError, DataError, NumericalError
 from ..network import Total, of_this_process
 from ..nn.invsqrt import wide_dtype
 from .features import check_labels
