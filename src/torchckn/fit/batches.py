@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from ..data.batches import batches, checked_batch
+from ..data.batches import batches, checked_batch, read_items
 from ..distributed import share, world
 from ..errors import ConfigError, DataError
 from .features import check_labels
@@ -33,6 +33,8 @@ class TrainingBatches:
         self.epoch, self.position = 0, 0
         self.order = torch.empty(0, dtype=torch.long)
         self._stream: Iterator[tuple[Tensor, Tensor | None]] = iter(())
+        #: the rest of this epoch, which a data set's workers read ahead of time
+        self._ahead: Iterator[Any] | None = None
         self.steps_per_epoch = 1
         if batch_size < world():
             raise ConfigError(
@@ -62,9 +64,15 @@ class TrainingBatches:
         if self.position + self.batch_size > len(self.order):
             self.epoch += len(self.order) > 0
             self.order, self.position = torch.randperm(self.count, generator=self.generator), 0
+            self._ahead = None
+        if self._ahead is None and getattr(self.data, "workers", 0):
+            rest = self.order[self.position :].split(self.batch_size)
+            self._ahead = read_items(
+                self.data, [index[share(len(index))] for index in rest if len(index) == self.batch_size]
+            )
         index = self.order[self.position : self.position + self.batch_size]
         self.position += self.batch_size
-        return self._take(index)
+        return self._take(index) if self._ahead is None else _with_labels(checked_batch(next(self._ahead), True))
 
     def extra(self) -> tuple[Tensor, Tensor]:
         """A batch for trials: at random, leaving the order of training as it is (but not that of a stream)."""
@@ -83,7 +91,7 @@ class TrainingBatches:
             )
         if len(state["order"]) not in (0, self.count):
             raise DataError(f"this run was on {len(state['order'])} training images, now there are {self.count}")
-        self.order = state["order"]
+        self.order, self._ahead = state["order"], None
         self.epoch, self.position = (int(number) for number in state["place"])
 
     def _take(self, index: Tensor) -> tuple[Tensor, Tensor]:
