@@ -12,10 +12,11 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import torchckn
 from torchckn import data, translate, zoo
 from torchckn.errors import ConfigError, DataError
-from torchckn.fit import classifier, evaluate, extract_features, fit_filters, fit_head, spherical_kmeans
+from torchckn.fit import classifier, evaluate, extract_features, fit_filters, fit_head, solvers, spherical_kmeans
+from torchckn.fit.activations import Activations
 from torchckn.fit.classifier import fit_classifier
 from torchckn.fit.filters import pick_patches, sample_patches, windows
-from torchckn.graph import AveragePool, Conv, Dense, Graph, Local
+from torchckn.graph import AveragePool, Conv, Dense, DirectSum, Graph, Local
 from torchckn.kernels import RBFSphere
 from torchckn.nn import KernelConv2d, KernelLinear, KernelLocal2d
 
@@ -211,6 +212,73 @@ def test_data_are_streamed_and_enough_is_enough() -> None:
     assert len(set(seen)) == len(seen)
 
 
+def branches() -> torchckn.CKN:
+    """A sum of the input of a layer and of what two layers make of it, so that a value is needed by several later nodes."""
+    nodes = [
+        Conv("conv1", filters=6, kernel_size=3, padding=1),
+        Conv("conv2", filters=5, kernel_size=3, padding=1),
+        Conv("conv3", filters=4, kernel_size=1),
+        DirectSum("sum", inputs=("conv1", "conv3")),
+        AveragePool("pool", kernel_size=2),
+        Conv("conv4", filters=5, kernel_size=3),
+        Dense("dense", filters=7),
+    ]
+    return torchckn.CKN(Graph((1, 12, 12), nodes), classes=3)
+
+
+#: bytes of the activations of some of the batches that patches are sampled from
+SOME = 2 * 16 * 11 * 12 * 12 * 4
+
+
+@pytest.mark.parametrize("memory", [0, SOME])
+@pytest.mark.parametrize("network", [two_layers, branches])
+def test_filters_do_not_depend_on_the_memory_for_activations(network: Any, memory: int) -> None:
+    enough, little = (
+        fit_filters(network(), IMAGES, 100, batch_size=16, generator=seeded(), **options).kernel_layers()
+        for options in ({}, {"memory": memory})
+    )
+    for name, layer in enough.items():
+        assert torch.equal(layer.weight, little[name].weight)
+
+
+def test_every_layer_sees_a_sampled_image_once() -> None:
+    ckn = branches()
+    seen = dict.fromkeys(ckn.kernel_layers(), 0)
+    for name, layer in ckn.kernel_layers().items():
+        layer.register_forward_pre_hook(lambda _, x, name=name: seen.update({name: seen[name] + len(x[0])}))
+    fit_filters(ckn, IMAGES, 96, batch_size=16, generator=seeded())
+    assert seen == {"conv1": 96, "conv2": 96, "conv3": 96, "conv4": 96, "dense": 0}
+    fit_filters(ckn, IMAGES, 96, batch_size=16, memory=0, generator=seeded())
+    assert seen["conv1"] == 96 + 4 * 96
+
+
+@pytest.mark.parametrize("memory", [0, SOME])
+def test_activations_stay_within_their_memory_and_are_those_of_the_network(memory: int) -> None:
+    ckn = branches().eval()
+    activations = Activations(ckn, IMAGES, 16, seeded(), memory)
+    sizes = []
+    for name in ckn.kernel_layers():
+        inputs = []
+        for x in activations.inputs_of(name):
+            sizes.append(sum(batch.bytes for batch in activations._kept))
+            inputs.append(x)
+        order = torch.cat(list(activations._images(0)))
+        torch.testing.assert_close(torch.cat(inputs), ckn.inputs_of(name, order)[0])
+    assert max(sizes) <= memory
+    assert (max(sizes) > 0) == (memory > 0)
+
+
+def test_patches_of_every_layer_come_from_different_images() -> None:
+    marks = (1 + torch.arange(120.0)) / 120
+    images = torch.rand(120, 1, 12, 12, generator=seeded()).clamp(min=0.1) * marks[:, None, None, None]
+    ckn = torchckn.CKN(Graph((1, 12, 12), [Conv("a", filters=1, kernel_size=1), Conv("b", filters=2, kernel_size=2)]))
+    images[:, :, ::2] = marks[:, None, None, None]  # every patch of the second layer has its image's mark in it
+    layer = ckn.eval().kernel_layers()["a"]
+    sample = sample_patches(ckn, "b", images, 120, generator=seeded())[0]
+    largest = sample.amax(1) / layer(torch.ones(1, 1, 1, 1)).item() * 120
+    assert sorted(largest.round().int().tolist()) == list(range(1, 121))
+
+
 def test_fewer_images_than_patches_give_several_patches_each() -> None:
     ckn = torchckn.CKN(Graph((1, 12, 12), [Conv("conv", filters=4, kernel_size=3)]))
     assert sample_patches(ckn, "conv", IMAGES[:5], 40, generator=seeded()).shape == (1, 40, 9)
@@ -262,7 +330,11 @@ def multinomial_objective(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: 
 
 
 @pytest.mark.parametrize("lam", [1e-1, 1e-3, 1e-6])
-def test_the_multinomial_head_is_the_minimiser_that_scikit_learn_finds(lam: float) -> None:
+@pytest.mark.parametrize("most", [0, solvers.Multinomial._MOST])  # preconditioned by a covariance, by the Hessian
+def test_the_multinomial_head_is_the_minimiser_that_scikit_learn_finds(
+    lam: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solvers.Multinomial, "_MOST", most)
     x, y = features()
     weight, bias, _ = fit_classifier(x, y, 4, lam=lam)
     # scikit-learn's objective is C sum_i loss_i + |w|^2 / 2
@@ -366,11 +438,34 @@ def test_features_that_are_not_finite_are_refused() -> None:
 def test_preconditioning_saves_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = features(2000, 60)
     valid = features(100, 60, seed=1)
-    (ours,) = fit_classifier(x, y, 4, *valid, lambdas=[2.0**-12])[2].curve
-    monkeypatch.setattr(classifier._Multinomial, "_curvature", lambda self, w, b, lam: torch.eye(60, dtype=torch.float64))
-    (plain,) = fit_classifier(x, y, 4, *valid, lambdas=[2.0**-12])[2].curve
-    assert ours.evaluations < 0.7 * plain.evaluations
-    assert ours.objective <= plain.objective * 1.001
+
+    def score() -> classifier.LambdaScore:
+        return fit_classifier(x, y, 4, *valid, lambdas=[2.0**-12])[2].curve[0]
+
+    by_hessian = score()
+    monkeypatch.setattr(solvers.Multinomial, "_MOST", 0)
+    by_covariance = score()
+    monkeypatch.setattr(solvers, "_factor", lambda matrix: torch.eye(len(matrix), dtype=torch.float64))
+    plain = score()
+    assert by_hessian.evaluations < 0.7 * by_covariance.evaluations < 0.7 * 0.7 * plain.evaluations
+    assert max(by_hessian.objective, by_covariance.objective) <= plain.objective * 1.001
+
+
+def test_the_preconditioner_of_few_features_is_the_hessian() -> None:
+    x = torch.cat([torch.randn(5000, 4, generator=seeded()).double(), torch.ones(5000, 1).double()], 1)
+    y = torch.randint(3, (5000,), generator=seeded())
+    v = torch.randn(5, 3, generator=seeded()).double()
+
+    def objective(flat: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x @ flat.view(5, 3), y) + 0.1 * flat.view(5, 3)[:-1].square().sum()
+
+    coordinates = solvers._OfAll(x, torch.softmax(x @ v, 1), 0.1)
+    hessian = torch.autograd.functional.hessian(objective, v.flatten())
+    torch.testing.assert_close(coordinates.factor @ coordinates.factor.T, hessian, atol=1e-6, rtol=0)
+    torch.testing.assert_close(coordinates.decode(coordinates.encode(v)), v)
+    gradient = torch.autograd.functional.jacobian(objective, v.flatten())
+    in_u = torch.autograd.functional.jacobian(lambda u: objective(coordinates.decode(u).flatten()), coordinates.encode(v))
+    torch.testing.assert_close(coordinates.gradient(gradient.view(5, 3)), in_u)
 
 
 def test_refitting_uses_validation_images_too() -> None:

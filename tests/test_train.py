@@ -17,7 +17,8 @@ from torchckn.fit import chunks, methods
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.fit.schedules import Search
 from torchckn.fit.sphere import tangent
-from torchckn.graph import Dense, Graph
+from torchckn.graph import Conv, Dense, Graph, Whiten
+from torchckn.nn import whitening
 
 from .training import OPTIONS, convnet, digits, dropping, mnist_mini, network, trained
 
@@ -255,3 +256,20 @@ def test_a_convnet_starts_from_its_own_random_classifier() -> None:
     assert result.lam == 2**-17
     torchckn.train(convnet, part, part, method="sgd", steps=1, lr=1e-9, lam=0.5, final_head=False)
     assert float(convnet.lam) == 0.5
+
+
+def test_an_image_is_whitened_once_in_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    plainly = whitening.whitening_matrices
+    monkeypatch.setattr(whitening, "whitening_matrices", lambda x, *a: computed.append(len(x)) or plainly(x, *a))
+
+    def weights() -> dict[str, Tensor]:
+        nodes = [Whiten("whiten"), Conv("conv", filters=4), Dense("dense", filters=5)]
+        net = torchckn.CKN(Graph((1, 14, 14), nodes), generator=torch.Generator().manual_seed(0))
+        return trained(net, steps=3)[0].state_dict()
+
+    kept = weights()
+    assert sum(computed) == 1 + 300 + 100  # one to see what a matrix is like, then those for training and validation
+    monkeypatch.setattr(whitening.KeptMatrices, "of", lambda self, images, compute: compute(images))
+    assert all(torch.equal(value, kept[name]) for name, value in weights().items())
+    assert sum(computed) > 4 * 401

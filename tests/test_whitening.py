@@ -6,6 +6,7 @@ import torch
 
 from torchckn.errors import ConfigError, DataError
 from torchckn.nn import Whitening, whiten
+from torchckn.nn.whitening import whiten_by, whitening_matrices
 
 from . import oracles
 
@@ -32,6 +33,10 @@ def test_whitened_patches_are_uncorrelated_with_unit_variance_where_there_is_any
 def test_an_image_is_whitened_by_itself_whatever_its_batch(generator: torch.Generator) -> None:
     images = torch.rand(5, 3, 8, 8, generator=generator)
     torch.testing.assert_close(whiten(images)[2:3], whiten(images[2:3]))
+    images = torch.rand(70, 3, 32, 32, generator=generator)
+    whole = whitening_matrices(images)
+    for size in (1, 2, 9, 69):  # bit for bit, so that a resumed run is exact
+        assert torch.equal(torch.cat([whitening_matrices(some) for some in images.split(size)]), whole)
 
 
 def test_contrast_does_not_matter(generator: torch.Generator) -> None:
@@ -70,3 +75,61 @@ def test_the_module_checks_its_input() -> None:
         Whitening(3, root=0)
     with pytest.raises(ConfigError, match="eps > 0"):
         Whitening(3, eps=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_matrices_that_are_kept_give_the_same_patches(size: int, generator: torch.Generator) -> None:
+    images = torch.rand(4, 3, 9, 8, generator=generator)
+    matrices = whitening_matrices(images, size)
+    assert matrices.shape == (4, 3 * size**2, 3 * size**2 + 1)
+    assert torch.equal(whiten_by(images, matrices, size), whiten(images, size))
+
+
+#: bytes of the whitening matrices of an image of three channels, in float32
+EACH = 27 * 28 * 4
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(0, 0), (10 * EACH, 10), (11 * EACH - 1, 10), (100 * EACH, 30)])
+def test_an_image_is_decomposed_once_as_long_as_there_is_memory(
+    memory: int, kept: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = torch.rand(30, 3, 8, 8, generator=generator)
+    layer, computed = Whitening(3), []
+    monkeypatch.setattr(layer, "_matrices", lambda x: computed.append(len(x)) or whitening_matrices(x))
+    expected = whiten(images)
+    with layer.keeping(memory) as matrices:
+        for batch in torch.arange(30).split(7):
+            torch.testing.assert_close(layer(images[batch]), expected[batch])
+        assert len(matrices) == kept
+        computed.clear()
+        order = torch.randperm(30, generator=generator)
+        torch.testing.assert_close(layer(images[order]), expected[order])
+        assert sum(computed) == 30 - kept
+    computed.clear()
+    layer(images)
+    assert computed == [30], "after the context nothing is kept"
+
+
+def test_kept_matrices_are_never_those_of_another_image(generator: torch.Generator) -> None:
+    images = torch.rand(5, 3, 8, 8, generator=generator)
+    layer = Whitening(3)
+    with layer.keeping() as matrices:
+        layer(images)
+        changed = images.clone()
+        changed[2, 0, 0, 0] = torch.nextafter(changed[2, 0, 0, 0], torch.tensor(2.0))  # the last bit of one pixel
+        layer(changed)
+        assert len(matrices) == 6
+        images[0] += torch.rand(3, 8, 8, generator=generator)  # in place
+        torch.testing.assert_close(layer(images), whiten(images))
+        for other in (images.double(), images.reshape(5, 3, 4, 16), images[:0]):
+            torch.testing.assert_close(layer(other), whiten(other))
+        assert len(matrices) == 7
+
+
+def test_kept_matrices_do_not_hide_the_gradient(generator: torch.Generator) -> None:
+    images = torch.rand(1, 1, 3, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    layer = Whitening(1, eps=0.1)
+    with layer.keeping():
+        with torch.no_grad():
+            layer(images)
+        assert torch.autograd.gradcheck(layer, images)

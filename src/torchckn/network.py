@@ -360,23 +360,31 @@ class CKN(Classifier):
 
     def inputs_of(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
         """What the layer called ``name`` gets when the network sees ``x``."""
-        if name not in self.layers:
-            raise unknown_name("layer", name, self.layers)
         return self._run(x, before=name)
 
     def _run(self, x: Tensor, before: str | None = None) -> tuple[Tensor, ...]:
         """The output of the last node, or the inputs of the node called ``before``."""
         values = {self.graph.input: self.checked(x)}
+        stop = None if before is None else self.position_of(before)
+        self.run_nodes(values, 0, stop)
+        return (values[self.graph.output],) if stop is None else tuple(values[i] for i in self.graph.nodes[stop].inputs)
+
+    def position_of(self, name: str) -> int:
+        """The place of the layer called ``name`` in the order of computation."""
+        if name not in self.layers:
+            raise unknown_name("layer", name, self.layers)
+        return [node.name for node in self.graph.nodes].index(name)
+
+    def run_nodes(self, values: dict[str, Tensor], start: int = 0, stop: int | None = None) -> None:
+        """Compute the nodes from ``start`` to before ``stop``, in place: ``values`` has the outputs that they need, by name,
+        and afterwards those that later nodes need."""
         last_use = {name: node.name for node in self.graph.nodes for name in node.inputs}
-        for node in self.graph.nodes:
+        for node in self.graph.nodes[start:stop]:
             inputs = [values[name] for name in node.inputs]
-            if node.name == before:
-                return tuple(inputs)
             values[node.name] = inputs[0] if node.name in self.absorbed else self.layers[node.name](*inputs)
             for name in node.inputs:
                 if last_use[name] == node.name:
                     values.pop(name, None)  # free it as early as possible
-        return (values[self.graph.output],)
 
     def kernel_layers(self) -> dict[str, KernelLayer]:
         """The layers that have filters, by name, in the order of computation."""

@@ -2,7 +2,7 @@ r"""Unsupervised filters: spherical k-means on patches, layer after layer.
 
 Paper: section 3.1 ("Approximating the kernels"), section 5.1 (10,000 randomly sampled non-constant patches per layer, all from
 different images) and the initialisation of Algorithm 2. A layer's patches are those that its forward pass sees: with its padding
-and stride, after all that comes before it. Read next: :mod:`torchckn.fit.classifier`.
+and stride, after all that comes before it. Read next: :mod:`torchckn.fit.solvers`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..choices import FilterMethod, check_choice
-from ..data import batches, size_of
+from ..data import size_of
 from ..errors import ConfigError, DataError
 from ..network import CKN, modes_kept
 from ..nn.base import KernelLayer
 from ..nn.layers import KernelConv2d, KernelLinear, KernelLocal2d
 from ..progress import progress as show_progress
+from .activations import KEPT, Activations
+from .features import CHUNK
 from .kmeans import spherical_kmeans
 
 
@@ -30,7 +32,8 @@ def fit_filters(
     *,
     init: FilterMethod | None = None,
     restarts: int = 3,
-    batch_size: int = 256,
+    batch_size: int = CHUNK,
+    memory: int = KEPT,
     generator: torch.Generator | None = None,
     progress: bool | None = None,
 ) -> CKN:
@@ -38,11 +41,14 @@ def fit_filters(
 
     Args:
         data: images, or anything with images in it: a pair (images, labels), a ``Dataset``, a ``DataLoader``. Streamed:
-            features of a layer are never held for all images.
+            no more images are taken than it needs to find the patches.
         patches: how many patches to choose from, each from another image as long as there are as many images.
         init: ``"kmeans"``, ``"sample"`` (patches at random) or ``"random"`` (directions at random); by default each layer's
             own ``init``.
         restarts: of k-means; the best is taken.
+        batch_size: images that go through the network at a time.
+        memory: bytes of activations that are kept from layer to layer. Images beyond that go through the network again for each
+            layer: more memory saves time, and changes no filter.
         generator: decides which images, which patches, and the starts of k-means. The same seed gives the same filters.
         progress: whether to show a progress bar; by default on a terminal.
     """
@@ -51,35 +57,27 @@ def fit_filters(
     if not isinstance(patches, int) or patches < 1:
         raise ConfigError(f"patches expected an integer >= 1, got {patches!r}")
     layers = ckn.kernel_layers()
-    with modes_kept(ckn), show_progress("unsupervised filters", len(layers), progress) as report:
+    with torch.no_grad(), modes_kept(ckn), show_progress("unsupervised filters", len(layers), progress) as report:
         ckn.eval()
+        activations = Activations(ckn, data, batch_size, generator, memory)
         for done, (name, layer) in enumerate(layers.items()):
             report(done, name)
             how = layer.init if init is None or layer.init == "identity" else init
             if how == "random":
                 _set_filters(layer, torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64))
             elif how != "identity":
-                _fit_layer(ckn, name, layer, data, patches, how, restarts, batch_size, generator)
+                sample = _sample(activations, name, layer, max(patches, layer.filters), generator)
+                _set_filters(layer, _chosen(layer, sample, how, restarts, generator))
     ckn.filters_fitted.fill_(True)
     ckn.lam.fill_(-1)  # a head that was fitted to other features is not fitted to these
     return ckn
 
 
-def _fit_layer(
-    ckn: CKN,
-    name: str,
-    layer: KernelLayer,
-    data: Any,
-    patches: int,
-    how: str,
-    restarts: int,
-    batch_size: int,
-    generator: torch.Generator | None,
-) -> None:
-    sample = sample_patches(ckn, name, data, max(patches, layer.filters), batch_size, generator)  # (parts, n, s)
+def _chosen(layer: KernelLayer, sample: Tensor, how: str, restarts: int, generator: torch.Generator | None) -> Tensor:
+    """Filters in the shape of the layer's, from patches (parts, n, s)."""
+    filters = layer.filters // (layer.groups if isinstance(layer, KernelConv2d) else 1)
     chosen = []
     for part in sample:
-        filters = layer.filters // (layer.groups if isinstance(layer, KernelConv2d) else 1)
         if how == "sample" or filters >= len(part):
             index = torch.randperm(len(part), generator=generator)[:filters]
             if len(part) < filters:
@@ -87,7 +85,7 @@ def _fit_layer(
             chosen.append(part[index.to(part.device)])
         else:
             chosen.append(spherical_kmeans(part, filters, restarts=restarts, generator=generator).centroids)
-    _set_filters(layer, torch.stack(chosen).reshape(layer.weight.shape))
+    return torch.stack(chosen).reshape(layer.weight.shape)
 
 
 @torch.no_grad()
@@ -98,21 +96,26 @@ def _set_filters(layer: KernelLayer, filters: Tensor) -> None:
 
 @torch.no_grad()
 def sample_patches(
-    ckn: CKN, name: str, data: Any, count: int, batch_size: int = 256, generator: torch.Generator | None = None
+    ckn: CKN, name: str, data: Any, count: int, batch_size: int = CHUNK, generator: torch.Generator | None = None
 ) -> Tensor:
     """Non-constant patches that the layer ``name`` sees, at random positions of random images: (parts, count, s).
 
     One part, or as many as the layer has groups or regions. One patch per image as long as there are enough images; if the
     data run out, more from each. Fewer than ``count`` if the images do not have as many that are not constant.
     """
-    layer = ckn.kernel_layers()[name]
-    images_there = size_of(data)
+    activations = Activations(ckn, data, batch_size, generator, memory=0)
+    return _sample(activations, name, ckn.kernel_layers()[name], count, generator)
+
+
+def _sample(
+    activations: Activations, name: str, layer: KernelLayer, count: int, generator: torch.Generator | None
+) -> Tensor:
+    images_there = size_of(activations.data)
     per_image = 1 if images_there is None else -(-count // max(1, images_there))
     found: list[Tensor] = []
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
-        for images, _labels in batches(data, batch_size, generator=_shuffle(generator)):
-            (x,) = ckn.inputs_of(name, ckn.pixels(images))
+        for x in activations.inputs_of(name):
             picked = pick_patches(layer, x, per_image, generator)  # (parts, n, s)
             found.append(picked)
             have += picked.shape[1]
@@ -128,13 +131,6 @@ def sample_patches(
             "are the images all of one colour, or is a bandwidth far too small?"
         )
     return sample
-
-
-def _shuffle(generator: torch.Generator | None) -> torch.Generator:
-    """A generator for the order of the images, so that sampling is random even if the caller passed none."""
-    if generator is not None:
-        return generator
-    return torch.Generator().manual_seed(int(torch.randint(2**62, (1,))))
 
 
 def windows(layer: KernelLayer, x: Tensor) -> Tensor:
@@ -168,8 +164,7 @@ def pick_patches(layer: KernelLayer, x: Tensor, per_image: int, generator: torch
     for region in range(int(region_of.max()) + 1):
         places = torch.nonzero(region_of == region).flatten()
         tries = min(len(places), max(_TRIES, 2 * per_image)) if len(places) > 1 else 1
-        order = torch.rand(n, len(places), generator=generator).topk(tries, 1).indices  # random places, each once
-        chosen = places[order].to(x.device)  # (n, tries)
+        chosen = places[_random_places(n, len(places), tries, per_image, generator)].to(x.device)  # (n, tries)
         image = torch.arange(n, device=x.device)[:, None]
         patches = view[image, chosen // width, chosen % width].flatten(3).flatten(2)  # (n, tries, s)
         size = patches.abs().amax(2)
@@ -181,3 +176,10 @@ def pick_patches(layer: KernelLayer, x: Tensor, per_image: int, generator: torch
     fewest = min(len(r) for r in rows)
     sample = torch.stack([r[:fewest] for r in rows])  # (regions, n, s)
     return sample if regional or groups == 1 else sample[0].unflatten(1, (groups, -1)).transpose(0, 1)
+
+
+def _random_places(n: int, places: int, tries: int, per_image: int, generator: torch.Generator | None) -> Tensor:
+    """Random places to try in each of n images, each place once if it matters: (n, tries)"""
+    if per_image == 1 and places > 4 * tries:  # the first one that will do is taken, so a place may come twice
+        return torch.randint(places, (n, tries), generator=generator)
+    return torch.rand(n, places, generator=generator).topk(tries, 1).indices

@@ -3,7 +3,7 @@ r"""Spherical k-means: directions that a set of unit vectors gathers around.
 .. math:: \max_{c_1, \dots, c_k \in S} \; \frac1n \sum_{i=1}^n \max_j \langle x_i, c_j \rangle
 
 Paper: section 3.1 ("Approximating the kernels") and Algorithm 2: how the filters of a layer are chosen, unsupervised. Lloyd's
-algorithm with k-means++ seeding; the best of several restarts counts. Read next: :mod:`torchckn.fit.filters`.
+algorithm with k-means++ seeding; the best of several restarts counts. Read next: :mod:`torchckn.fit.activations`.
 """
 
 from __future__ import annotations

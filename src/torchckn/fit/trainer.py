@@ -22,6 +22,7 @@ from ..data.batches import batches, size_of
 from ..distributed import check_agreement, code_digest, digest_of, from_first, is_first, rank, world
 from ..errors import ConfigError
 from ..network import Classifier, modes_kept
+from ..nn.whitening import whitening_kept
 from ..runs import Run
 from .batches import TrainingBatches
 from .callbacks import Callback, Checkpoints, EarlyStopping, FilterSnapshots, KeepBest, MetricsFile, ProgressBar
@@ -89,6 +90,7 @@ def train(
         modes_kept(net),
         net.training_only(config.trainable, config.bandwidths),
         _torch_seeded(generator),
+        whitening_kept(net),
         torch.enable_grad(),
     ):
         if config.steps and not net.parameter_groups():

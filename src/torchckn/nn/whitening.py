@@ -12,6 +12,10 @@ root finite, and the removed directions contain nothing that it could amplify.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,42 +33,72 @@ def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3, root: 
     Batched, differentiable, in the dtype of the images; the root is computed in float64. ``root=4`` whitens by half, with
     C^(-1/4), which is not differentiable at repeated eigenvalues.
     """
-    if images.ndim != 4 or not images.is_floating_point():
-        raise DataError(f"whiten expected floating-point images (N, C, H, W), got {tuple(images.shape)} of {images.dtype}")
-    height, width = images.shape[2:]
-    rows, columns = patch_size = pair("patch_size", patch_size)
-    # An even window has no center: it extends one pixel further up and to the left.
-    margins = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
-    padded = F.pad(images, margins)
-    # A few images at a time: patches are nine times as large as the image, and should fit into the CPU cache.
-    return torch.cat([_whiten(some, patch_size, eps, root).unflatten(2, (height, width)) for some in padded.split(_CHUNK)])
+    return whiten_by(images, whitening_matrices(images, patch_size, eps, root), patch_size)
 
 
-_CHUNK = 16
+def whitening_matrices(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3, root: int = 2) -> Tensor:
+    """[A Q, -A Q m] of each image, with A = (C + delta I)^(-1/root): images (N, C, H, W) -> (N, s, s + 1), s = C kh kw.
 
-
-def _whiten(padded: Tensor, patch_size: Pair, eps: float, root: int) -> Tensor:
-    """The whitened patches (N, s, H W) of padded images.
-
-    Both means are linear maps of the patches, so they are subtracted in the covariance and in the root, which are small,
-    instead of in the patches: with Q subtracting each channel's mean and m the mean patch, C = Q (E E^T / p - m m^T) Q, and the
-    whitened patches are (A Q) E - (A Q) m.
+    Q subtracts each channel's mean from a patch, and m is the mean patch. Both are linear maps of the patches, so they are
+    applied to the covariance and to the root, which are small, instead of to the patches: C = Q (E E^T / p - m m^T) Q, and the
+    whitened patches are (A Q) E - (A Q) m. With B an orthonormal basis of what Q leaves, Q = B B^T, and
+    A Q = B (B^T C B + delta I)^(-1/root) B^T has a smaller root.
     """
-    channels, area = padded.shape[1], patch_size[0] * patch_size[1]
-    patches = F.unfold(padded, patch_size)
-    # float64, because the removed directions differ from zero by rounding errors only
-    wide = patches.to(wide_dtype(padded.device))
-    mean = wide.mean(2, keepdim=True)
-    block = torch.eye(area, dtype=wide.dtype, device=wide.device) - 1 / area
-    centering = torch.block_diag(*[block] * channels)
-    covariance = centering @ (wide @ wide.mT / wide.shape[2] - mean @ mean.mT) @ centering  # (N, s, s)
+    _require_images(images)
+    size = pair("patch_size", patch_size)
+    basis = _centered_basis(images.shape[1], size[0] * size[1]).to(images.device, wide_dtype(images.device))  # (s, rank)
+    # A few images at a time: patches in float64 are 18 times as large as the image, and should fit into the CPU cache.
+    return torch.cat([_matrices(some, size, basis, eps, root) for some in images.split(_CHUNK)])
+
+
+_CHUNK = 64
+
+
+def _matrices(images: Tensor, size: Pair, basis: Tensor, eps: float, root: int) -> Tensor:
+    if (
+        len(images) == 1
+    ):  # threads share the work on one matrix otherwise than on several: an image would depend on its batch
+        return _matrices(images.expand(2, -1, -1, -1), size, basis, eps, root)[:1]
+    # float64, because directions of little variance matter, and differ from those of much by many orders of magnitude
+    patches = _patches(images.to(basis.dtype), size)
+    mean = patches.mean(2, keepdim=True)
+    covariance = basis.T @ (patches @ patches.mT / patches.shape[2] - mean @ mean.mT) @ basis  # (N, rank, rank)
     check_finite(covariance)
-    rank = max(1, channels * (area - 1))
-    spread = covariance.diagonal(dim1=1, dim2=2).sum(1) / rank
-    ridge = (eps * spread).clamp(min=torch.finfo(padded.dtype).tiny)
-    identity = torch.eye(len(centering), dtype=wide.dtype, device=wide.device)
-    whitener = _inverse_root(covariance + ridge[:, None, None] * identity, root) @ centering
-    return torch.baddbmm((-whitener @ mean).to(padded.dtype), whitener.to(padded.dtype), patches)
+    ridge = eps * covariance.diagonal(dim1=1, dim2=2).sum(1) / max(1, basis.shape[1])
+    ridge = ridge.clamp(min=torch.finfo(images.dtype).tiny)[:, None, None]
+    identity = torch.eye(basis.shape[1], dtype=basis.dtype, device=basis.device)
+    whitener = basis @ _inverse_root(covariance + ridge * identity, root) @ basis.T
+    return torch.cat([whitener, -whitener @ mean], 2).to(images.dtype)
+
+
+def whiten_by(images: Tensor, matrices: Tensor, patch_size: int | Pair = 3) -> Tensor:
+    """The patches of images (N, C, H, W), multiplied by the :func:`whitening_matrices` of each image: (N, C kh kw, H, W)
+
+    The result is channels last in memory, as the layer after it has it.
+    """
+    patches = _patches(images, pair("patch_size", patch_size))
+    whitener, shift = matrices[..., :-1], matrices[..., -1:]
+    columns = torch.baddbmm(shift.mT, patches.mT, whitener.mT)  # (N, H W, s)
+    return columns.unflatten(1, images.shape[2:]).permute(0, 3, 1, 2)
+
+
+def _patches(images: Tensor, size: Pair) -> Tensor:
+    """The patches around all pixels, zero beyond the border: (N, C, H, W) -> (N, C kh kw, H W)"""
+    rows, columns = size
+    # An even window has no center: it extends one pixel further up and to the left.
+    padded = F.pad(images, (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2))
+    view = padded.unfold(2, rows, 1).unfold(3, columns, 1)  # (N, C, H, W, kh, kw)
+    return view.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)  # F.unfold, but several times faster
+
+
+def _centered_basis(channels: int, area: int) -> Tensor:
+    """Orthonormal columns that span the patches whose mean is zero in every channel: (channels area, channels (area - 1))"""
+    # Helmert: column k is 1, ..., 1, -k, 0, ..., 0 with k ones, normalized.
+    k = torch.arange(1.0, area, dtype=torch.float64)
+    block = torch.tril(torch.ones(area - 1, area, dtype=torch.float64))
+    block[:, 1:].diagonal().copy_(-k)
+    block = (block / (k * (k + 1)).sqrt()[:, None]).T
+    return torch.block_diag(*[block] * channels)
 
 
 def _inverse_root(covariance: Tensor, root: int) -> Tensor:
@@ -73,6 +107,59 @@ def _inverse_root(covariance: Tensor, root: int) -> Tensor:
         return inverse_sqrt(covariance, "eigh")
     values, vectors = torch.linalg.eigh(covariance)
     return (vectors * values.pow(-1 / root)[..., None, :]) @ vectors.mT
+
+
+def _require_images(images: Tensor) -> None:
+    if images.ndim != 4 or not images.is_floating_point():
+        raise DataError(f"whiten expected floating-point images (N, C, H, W), got {tuple(images.shape)} of {images.dtype}")
+
+
+#: bytes of whitening matrices that are kept while training: those of 170,000 color images and 3x3 patches
+KEPT = 2**29
+
+
+class KeptMatrices:
+    """The whitening matrices of images, computed once per image, found again by a digest of its pixels; at most ``memory`` bytes.
+
+    An image that differs in a single bit has another digest, so what is found is never that of another image. Images that come
+    when the memory is full, or that have another shape or dtype than the first ones, are computed every time.
+    """
+
+    def __init__(self, memory: int = KEPT) -> None:
+        self.memory = memory
+        self._like: tuple[torch.Size, torch.dtype] | None = None
+        self._places: dict[bytes, int] = {}
+        self._matrices = torch.empty(0)  # (places, s, s + 1), of which the first len(_places) are in use
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def of(self, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """The matrices (N, s, s + 1) of images; ``compute`` gives those that are not here yet."""
+        if self._like is None and len(images):
+            self._allocate(images, compute)
+        if self._like != (images.shape[1:], images.dtype):
+            return compute(images)
+        rows = images.detach().contiguous().flatten(1).view(torch.uint8).numpy()
+        digests = [hashlib.sha256(row.data).digest() for row in rows]
+        new = [i for i, digest in enumerate(digests) if digest not in self._places]
+        result = self._matrices[[self._places.get(digest, 0) for digest in digests]]
+        if new:
+            result[new] = compute(images[new])
+            for i in new:
+                self._keep(digests[i], result[i])
+        return result
+
+    def _allocate(self, images: Tensor, compute: Callable[[Tensor], Tensor]) -> None:
+        one = compute(images[:1])[0]
+        places = self.memory // (one.numel() * one.element_size())
+        self._matrices = one.new_empty(max(1, places), *one.shape)  # takes no memory until it is written to
+        self._like = images.shape[1:], images.dtype
+
+    def _keep(self, digest: bytes, matrix: Tensor) -> None:
+        if digest not in self._places and (len(self) + 1) * matrix.numel() * matrix.element_size() <= self.memory:
+            self._matrices[len(self)] = matrix
+            self._places[digest] = len(self)
 
 
 class Whitening(nn.Module):
@@ -88,10 +175,39 @@ class Whitening(nn.Module):
         if not isinstance(root, int) or root < 1:
             raise ConfigError(f"Whitening expected an integer root >= 1, got {root!r}; use 2 to whiten")
         self.root = root
+        self._kept: KeptMatrices | None = None
 
     def forward(self, images: Tensor) -> Tensor:
         require_images("Whitening", images, self.in_channels, images)
-        return whiten(images, self.patch_size, self.eps, self.root)
+        _require_images(images)
+        differentiates = images.requires_grad and torch.is_grad_enabled()
+        if self._kept is None or differentiates or images.device.type != "cpu" or torch.compiler.is_compiling():
+            matrices = self._matrices(images)
+        else:
+            matrices = self._kept.of(images, self._matrices)
+        return whiten_by(images, matrices, self.patch_size)
+
+    def _matrices(self, images: Tensor) -> Tensor:
+        return whitening_matrices(images, self.patch_size, self.eps, self.root)
+
+    @contextmanager
+    def keeping(self, memory: int = KEPT) -> Iterator[KeptMatrices]:
+        """Within this context the matrices of an image are computed once, however often it is seen, on a CPU and without
+        gradients. ``eps``, ``root`` and ``patch_size`` are not to change within it."""
+        self._kept = KeptMatrices(memory)
+        try:
+            yield self._kept
+        finally:
+            self._kept = None
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, patch_size={self.patch_size}, eps={self.eps:g}"
+
+
+def whitening_kept(net: nn.Module, memory: int = KEPT) -> ExitStack:
+    """Within this context every :class:`Whitening` of a network keeps the matrices of the images that it has seen."""
+    stack = ExitStack()
+    for module in net.modules():
+        if isinstance(module, Whitening):
+            stack.enter_context(module.keeping(memory))
+    return stack
