@@ -75,7 +75,9 @@ def test_images_are_those_that_were_written(tmp_path: Path, written: Any, worker
     assert streamed.image_shape == (1, SIZE, SIZE)
     assert streamed.classes == tuple(map(str, range(10)))
     images, labels = pictures(60)
-    assert content(streamed.train) == sorted((int(label), image.tobytes()) for image, label in zip(images, labels, strict=True))
+    assert content(streamed.train) == sorted(
+        (int(label), image.tobytes()) for image, label in zip(images, labels, strict=True)
+    )
     batches = list(data.batches(streamed.train, 25))
     assert [len(images) for images, _ in batches] == [25, 25, 10]
 

@@ -41,9 +41,7 @@ STATISTICS_OF = 10_000
 
 def load_data(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> data.DataSet:
     """The data set that the settings name, in memory or not."""
-    return data.load(
-        settings.data, data_dir, stream=settings.stream, resize=settings.resize, workers=settings.workers
-    )
+    return data.load(settings.data, data_dir, stream=settings.stream, resize=settings.resize, workers=settings.workers)
 
 
 def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Images:

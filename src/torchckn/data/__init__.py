@@ -1,8 +1,8 @@
 """Images and labels: data sets by name, your own images, preprocessing, splits, batches.
 
 ``sets.py`` has what a data set is, ``sources.py`` downloads and checks the public ones (``originals.py`` reads their files),
-``own.py`` and ``npz.py`` read your own images, ``streams.py`` those that do not fit into memory, ``batches.py`` iterates over data
-in any form. Preprocessing is in
+``own.py`` and ``npz.py`` read your own images, ``streams.py`` those that do not fit into memory, ``batches.py`` iterates over
+data in any form. Preprocessing is in
 :mod:`torchckn.graph.preprocessing`: it is part of a network.
 
 Example:
