@@ -169,7 +169,9 @@ def measure() -> None:
     parameters = sum(p.numel() for group in net.parameter_groups() for p in group["params"])
     expected = bytes_per_step(parameters, net.head.in_features, net.head.out_features)
     if dist.get_rank() == 0:
-        print(f"LeNet-5, 16 filters, {dist.get_world_size()} processes: {sum(sent)} bytes in {len(sent)} sums, formula {expected}")
+        print(
+            f"LeNet-5, 16 filters, {dist.get_world_size()} processes: {sum(sent)} bytes in {len(sent)} sums, formula {expected}"
+        )
     dist.destroy_process_group()
 
 

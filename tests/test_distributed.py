@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.scale import bytes_per_step, counted_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -187,6 +188,27 @@ def test_the_reduced_objective_is_that_of_one_process(groups: dict[int, Processe
         require_equal(one, group(reduced, **case), 1e-10 if case["hessian"] == "cg" else 1e-12)
 
 
+def traffic(options: dict[str, Any]) -> tuple[int, int]:
+    """Bytes that were added up in a step, and those by the formula."""
+    net = network()
+    images, labels = digits()[0]
+    method = METHODS["ulr"](net, MethodOptions(lam=2**-8, **options))
+    mine = distributed.share(46)
+    with counted_bytes() as sent:
+        method.step(images[:46][mine], labels[:46][mine], 2**-6)
+    parameters = sum(p.numel() for group in net.parameter_groups() for p in group["params"])
+    exact = options.get("head_update") != "reuse"
+    return sum(sent), bytes_per_step(parameters, net.head.in_features, net.head.out_features, options["hessian"], exact)
+
+
+@pytest.mark.parametrize(
+    "options", [{"hessian": "full"}, {"hessian": "diag"}, {"hessian": "full", "head_update": "reuse"}], ids=str
+)
+def test_as_many_bytes_travel_in_a_step_as_the_formula_says(groups: dict[int, Processes], options: dict[str, Any]) -> None:
+    for sent, expected in groups[2](traffic, options):
+        assert sent == expected
+
+
 def through_ddp() -> dict[str, Tensor]:
     """The gradient of the mean loss of a ConvNet in a loop of one's own."""
     net = convnet().double()
@@ -213,7 +235,14 @@ def whole(dtype: torch.dtype, as_what: str = "pair", **options: Any) -> dict[str
         parts = [TensorDataset(*part) for part in parts]  # type: ignore[misc]
     elif as_what == "loader":
         parts = [DataLoader(TensorDataset(*part), 50) for part in parts]  # type: ignore[misc]
-    arguments: dict[str, Any] = {"steps": 3, "lr": 2**-6, "batch_size": 50, "lambdas": [2.0**-6, 2.0**-9], "patches": 300}
+    arguments: dict[str, Any] = {
+        "steps": 3,
+        "lr": 2**-6,
+        "batch_size": 50,
+        "lambdas": [2.0**-6, 2.0**-9],
+        "patches": 300,
+        "final_head": False,
+    }
     result = torchckn.train(net, *parts, generator=torch.Generator().manual_seed(0), **arguments | options)
     evaluation = torchckn.evaluate(net, parts[1])
     numbers = [[record["loss"], record["accuracy"], record["lr"]] for record in result.history[1:]]
@@ -229,9 +258,14 @@ def whole(dtype: torch.dtype, as_what: str = "pair", **options: Any) -> dict[str
 def test_filters_head_and_training_are_those_of_one_process(
     groups: dict[int, Processes], dtype: torch.dtype, count: int
 ) -> None:
-    # iterations for the final classifier end when they gain little, so that it would not be equal in single precision
-    options = {"final_head": dtype == torch.float64}
-    require_equal(whole(dtype, **options), groups[count](whole, dtype, **options), TOLERANCES[dtype])
+    require_equal(whole(dtype), groups[count](whole, dtype), TOLERANCES[dtype])
+
+
+def test_the_final_classifier_is_as_near_as_its_iterations_are_precise(groups: dict[int, Processes]) -> None:
+    one = whole(torch.float64, final_head=True)
+    for other in groups[3](whole, torch.float64, final_head=True):
+        assert distance({"head": one["head.weight"]}, {"head": other["head.weight"]}) < 1e-6
+        assert torch.equal(one["predictions"], other["predictions"])
 
 
 @pytest.mark.parametrize(
@@ -270,8 +304,8 @@ def test_the_penalty_is_chosen_by_the_images_of_all_processes(groups: dict[int, 
 
 
 def run_in(folder: str, steps: int, resume: bool) -> dict[str, Tensor]:
-    net = trained(network(dtype=torch.float64), steps=steps, run_dir=folder, resume=resume, checkpoint_every=2)[0]
-    return net.state_dict()
+    options = {"run_dir": folder, "resume": resume, "checkpoint_every": 2, "final_head": False}
+    return trained(network(dtype=torch.float64), steps=steps, **options)[0].state_dict()
 
 
 def test_a_run_is_resumed_by_another_number_of_processes(groups: dict[int, Processes], tmp_path: Any) -> None:

@@ -27,7 +27,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 def command(arguments: list[str], *, torchrun: int = 0, restarts: int = 0, **variables: str) -> subprocess.Popen[str]:
     start = [*TORCHRUN, str(torchrun), "--max-restarts", str(restarts)] if torchrun else []
-    env = environment() | {"OMP_NUM_THREADS": "1", **variables}
+    env = environment() | variables
     line = [sys.executable, *start, "-m", "torchckn", *arguments]
     return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -209,3 +209,24 @@ def test_ten_runs_with_a_killed_process_restart_and_end_with_the_undisturbed_wei
         found = weights(run)
         assert all(torch.equal(found[name], expected[name]) for name in expected), f"run {i}"
     print("FAULTS kills of one of three processes: 10 kills, 10 equal results, 0 failed")
+
+
+def seconds_per_step(run: Path) -> float:
+    """The median, after the first ones."""
+    times = [record["seconds"] for record in runs.read_metrics(run)]
+    return sorted(later - earlier for earlier, later in zip(times[5:-1], times[6:], strict=True))[len(times[6:]) // 2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two processes need two cores")
+def test_two_processes_of_one_thread_are_as_fast_as_one_of_two_threads(tmp_path: Path) -> None:
+    ratios = []
+    for i in range(3):  # the best of three: the machine may be busy with other things
+        for name, threads, more in (("one", "2", ()), ("two", "1", ("--processes", "2"))):
+            arguments = [*train(tmp_path / f"{name}-{i}", "mnist-mini", 40, *more), "--batch-size", "256"]
+            running = command(arguments, OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
+            _, err = running.communicate(timeout=600)
+            assert running.returncode == 0, err
+        ratios.append(seconds_per_step(tmp_path / f"two-{i}") / seconds_per_step(tmp_path / f"one-{i}"))
+    print(f"two processes of one thread against one of two threads: {min(ratios):.2f} times the time per step")
+    assert min(ratios) <= 1.15

@@ -167,7 +167,7 @@ class _Coordinates:
 class _OfEachClass(_Coordinates):
     """The same curvature for every class: the features' covariance weighted by the mean of p (1 - p). The bias has none."""
 
-    def __init__(self, x: Tensor, p: Tensor, lam: float, rows: int) -> None:
+    def __init__(self, x: Tensor, p: Tensor, lam: float, rows: int = UNIT) -> None:
         uncertain = (p * (1 - p)).mean(1, keepdim=True).clamp_(min=1e-5)
         hessian = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
         for some in (x * uncertain.sqrt()).split(rows):
@@ -183,7 +183,7 @@ class _OfEachClass(_Coordinates):
 class _OfAll(_Coordinates):
     """The Hessian: sum_i (diag(p_i) - p_i p_i^T) (x) x_i x_i^T / n + 2 lambda, of features x with a last column of ones."""
 
-    def __init__(self, x: Tensor, p: Tensor, lam: float, rows: int) -> None:
+    def __init__(self, x: Tensor, p: Tensor, lam: float, rows: int = UNIT) -> None:
         d, classes = x.shape[1], p.shape[1]
         hessian = torch.zeros(d, classes, d, classes, dtype=torch.float64, device=x.device)
         for some, weights in zip(x.split(rows), p.split(rows), strict=True):
