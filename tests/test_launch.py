@@ -104,7 +104,7 @@ def test_a_killed_process_ends_the_others_and_says_which_one_it_was(tmp_path: Pa
     clock = time.monotonic()
     _, err = running.communicate(timeout=120)
     assert running.returncode == 1
-    assert time.monotonic() - clock < 60  # seconds, on a machine that has time
+    assert time.monotonic() - clock < 120  # about five, on a machine that has time
     text = err.replace("\n", " ")
     assert "process 1 of 2 was killed (SIGKILL), and the others were stopped" in text
     assert f"torchckn train --resume {run}" in text

@@ -70,7 +70,9 @@ class _Total(torch.autograd.Function):
 def _all_reduce(part: Tensor, operation: str = "sum") -> Tensor:
     from torch.distributed import _functional_collectives as collectives
 
-    return collectives.wait_tensor(collectives.all_reduce(part.contiguous(), operation, dist.group.WORLD))
+    everybody = dist.group.WORLD
+    assert everybody is not None
+    return collectives.wait_tensor(collectives.all_reduce(part.contiguous(), operation, everybody))
 
 
 def total(part: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from .distributed import is_first
 from .errors import CKNError, ConfigError, Interrupted, LostProcessError
@@ -71,13 +73,13 @@ def joined(timeout: float, how_to_resume: str) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _join(timeout: float) -> dist.Store:
+def _join(timeout: float) -> Any:
     here, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=timeout)
     try:
-        store, _, _ = next(iter(dist.rendezvous("env://", timeout=limit)))
+        store, _, _ = next(iter(rendezvous("env://", timeout=limit)))
         store.set_timeout(limit)
         dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:
@@ -97,13 +99,13 @@ def _join(timeout: float) -> dist.Store:
         ) from error
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return dist.PrefixStore("torchckn", store)
+    return PrefixStore("torchckn", store)
 
 
 class _Watch:
     """Signs of life of all processes, in the store that they met at; and who tells the user of a failure."""
 
-    def __init__(self, store: dist.Store, timeout: float, how_to_resume: str) -> None:
+    def __init__(self, store: Any, timeout: float, how_to_resume: str) -> None:
         self.store = store.clone() if hasattr(store, "clone") else store  # a connection of its own
         self.timeout, self.how_to_resume = timeout, how_to_resume
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -140,11 +142,12 @@ class _Watch:
     def _decide(self, error: Exception) -> NoReturn:
         if _is_of_communication(error):
             time.sleep(BEAT)  # an error of another process comes first
-            if self.store.check(["failed"]):
-                raise OthersSpeakError(1)
+            timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+            if self.store.check(["failed"]) or ("TORCHCKN_STARTER" in os.environ and not timed_out):
+                raise OthersSpeakError(
+                    1
+                )  # that process says what it was; or the one that started all, which knows the signal
             lost = self._silent()
-            if lost and "TORCHCKN_STARTER" in os.environ:
-                raise OthersSpeakError(1)  # which knows more: the signal
             alive = [other for other in range(self.world) if other not in lost]
             if self.rank != min(alive, default=self.rank):
                 raise OthersSpeakError(1)

@@ -164,7 +164,7 @@ def _index_tar(files: Sequence[Path]) -> tuple[Location, list[str]]:
                     if member.isfile() and path.suffix.lower() in IMAGES:
                         rows.append((number, member.offset_data, member.size))
                         names.append(path.parent.name)
-                    archive.members = []  # which would hold every header in memory
+                    archive.members = []  # type: ignore[attr-defined] # which would hold every header in memory
         except (tarfile.TarError, OSError) as error:
             raise DataError(
                 f"{shown(file)} cannot be read as a .tar file that is not compressed ({error}); make it with tar -cf"
@@ -177,7 +177,8 @@ def _index_tar(files: Sequence[Path]) -> tuple[Location, list[str]]:
 
 def _index_npz(files: Sequence[Path]) -> tuple[Location, list[str]]:
     """Where the images of .npz files are, row by row, and their labels."""
-    numbers, starts, lengths, names = [], [], [], []
+    numbers, starts, lengths = [], [], []
+    names: list[str] = []
     for number, file in enumerate(files):
         try:
             with zipfile.ZipFile(file) as archive:

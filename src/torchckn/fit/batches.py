@@ -65,7 +65,7 @@ class TrainingBatches:
             self.epoch += len(self.order) > 0
             self.order, self.position = torch.randperm(self.count, generator=self.generator), 0
             self._ahead = None
-        if self._ahead is None and getattr(self.data, "workers", 0):
+        if self._ahead is None and int(getattr(self.data, "workers", 0)):
             rest = self.order[self.position :].split(self.batch_size)
             self._ahead = read_items(
                 self.data, [index[share(len(index))] for index in rest if len(index) == self.batch_size]

@@ -112,9 +112,9 @@ class Method:
         features = batch_features(self.net, images, self.options.chunk)
         labels = check_labels(labels, self.net.head.out_features).to(features.device)
         with summing(self.net):
-            value = float(self._objective(features, labels)[0])
-        value, images = total_of_numbers(len(labels) * value, len(labels))
-        return value / images
+            part = float(self._objective(features, labels)[0])
+        summed, images = total_of_numbers(len(labels) * part, len(labels))
+        return summed / images
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'."""
