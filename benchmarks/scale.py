@@ -154,7 +154,8 @@ def draw(net: torchckn.CKN, file: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds per step")
     axes[1].legend()
-    figure.savefig(file, metadata={"Date": None})
+    # without the names of other hosts, which the documentation has none of
+    figure.savefig(file, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     print(f"{file}: All-CNN-C, {FILTERS} filters per layer, batch size {BATCH}")
 
 
