@@ -348,7 +348,7 @@ def test_data_of_one_class_are_fitted_in_a_few_iterations(label: int, classes: i
     x, y = features(100)[0], torch.full((100,), label)
     weight, bias, fit = fit_classifier(x, y, classes, x, y, lambdas=[1.0, 2**-20, 0.0], search="exhaustive")
     assert [score.accuracy for score in fit.curve] == [1, 1, 1]
-    assert max(score.evaluations for score in fit.curve) < 100  # of 1,000 that are allowed
+    assert max(score.evaluations for score in fit.curve) < 150  # of 1,000 that are allowed
     assert bool(torch.isfinite(weight).all() and torch.isfinite(bias).all())
 
 

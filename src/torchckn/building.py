@@ -15,6 +15,7 @@ from torch import nn
 
 from . import data, kernels, runs, zoo
 from .convnet import ScaledConvNet
+from .distributed import local_device
 from .errors import CKNError, ConfigError, DataError, NotFittedError
 from .network import Classifier
 from .settings import Settings, settings_from
@@ -34,8 +35,17 @@ class Images(NamedTuple):
     """with the statistics of the training part"""
 
 
+#: images that pixels' statistics are taken from, if images are read when they are needed
+STATISTICS_OF = 10_000
+
+
+def load_data(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> data.DataSet:
+    """The data set that the settings name, in memory or not."""
+    return data.load(settings.data, data_dir, stream=settings.stream, resize=settings.resize, workers=settings.workers)
+
+
 def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Images:
-    whole = data.load(settings.data, data_dir)
+    whole = load_data(settings, data_dir)
     train, valid = whole.train, whole.valid
     if valid is None:
         held_out = settings.validation or max(1, min(10_000, len(train) // 6))
@@ -44,7 +54,8 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
         raise ConfigError(
             f"validation is for data without validation images, but {whole.name} has {len(valid)} of its own; leave it out"
         )
-    pixels = data.Preprocessing.fit(train.images, whiten=settings.whiten)
+    some = train.sample(STATISTICS_OF) if isinstance(train, data.LazyPart) else train.images
+    pixels = data.Preprocessing.fit(some, whiten=settings.whiten)
     return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels)
 
 
@@ -120,7 +131,7 @@ def build_network(settings: Settings, images: Images, generator: torch.Generator
         torch.manual_seed(settings.training.seed)
         net = build_convnet(settings, images.shape, len(images.classes), source)
     classifier = _to_classifier(settings, net, images.shape, images.pixels, len(images.classes), generator)
-    return classifier.to(find_device(settings.device))
+    return classifier.to(find_device(local_device(settings.device)))
 
 
 def find_device(name: str) -> torch.device:

@@ -49,6 +49,13 @@ class Interrupted(CKNError):  # noqa: N818 - a stop that was asked for
     """
 
 
+class LostProcessError(CKNError, RuntimeError):
+    """Another process of a distributed training does not answer any more.
+
+    Remedy: the message says which one, and how to resume the run.
+    """
+
+
 class TranslationError(CKNError):
     """A ConvNet contains an operation that has no kernel counterpart.
 

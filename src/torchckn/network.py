@@ -26,13 +26,14 @@ from .graph import Graph, KernelNode, Standardize
 from .kernels import RBFSphere
 from .nn.base import KernelLayer, sphere_groups
 from .nn.checks import reads_now
+from .nn.devices import wide_dtype
 from .nn.functional import check_finite, checking_layers
 from .nn.layers import KernelConv2d, require_same_type
 from .nn.normalize import unit_pixels
 from .summary import Summary, SummaryRow
 
-#: Makes sums over this process's images into sums over all images: a differentiable all-reduce, such as
-#: ``torch.distributed.nn.functional.all_reduce``.
+#: Makes sums over this process's images into sums over all images: a differentiable all-reduce, which
+#: :func:`torchckn.distributed.total` is.
 Total = Callable[[Tensor], Tensor]
 
 
@@ -53,7 +54,7 @@ class FeatureScaling(nn.Module):
             feature's mean over the images; ``"none"`` nothing.
 
     ``total`` is the one place where several processes add their parts of a batch: ultimate layer reversal, too, takes its sums
-    over images from there. (Losses that are means over a batch, as in stochastic gradients, are averaged as DDP does it.)
+    over images from there. :func:`torchckn.distributed.summing` sets it.
     """
 
     mean: Tensor
@@ -89,34 +90,35 @@ class FeatureScaling(nn.Module):
     @torch.no_grad()
     def calibrate(self, features: Tensor) -> None:
         """Store the mean and the average norm of these features, which are those of the training set."""
-        if features.ndim != 2 or not len(features):
+        if features.ndim != 2 or not (len(features) or self.total is not of_this_process):
             raise DataError(f"calibrate expected features (images, d) of at least one image, got {tuple(features.shape)}")
-        mean = self._mean(features)
+        wide = wide_dtype(features.device)  # sums over very many images, in any order
+        mean = self._mean(features, wide)
         if self.centering == "feature":
             self.mean.copy_(mean)
-        self.norm.copy_(self._average_norm(self.center(features, mean)))
+        self.norm.copy_(self._average_norm(self.center(features, mean), wide))
 
-    def _mean(self, features: Tensor) -> Tensor:
+    def _mean(self, features: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         if self.centering != "feature":
             return self.mean
-        return (self.total(_sum(features)) / self._images(features)).to(features.dtype)
+        return self._mean_over_images(features, dtype).to(features.dtype)
 
-    def _average_norm(self, centered: Tensor) -> Tensor:
+    def _average_norm(self, centered: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """1 where all are zero, so that dividing by it is always possible."""
-        norms = torch.linalg.vector_norm(centered, dim=1)
-        norm = self.total(_sum(norms)) / self._images(centered)
+        norm = self._mean_over_images(torch.linalg.vector_norm(centered, dim=1), dtype)
         return torch.where(norm == 0, 1.0, norm).to(centered.dtype)
 
-    def _images(self, features: Tensor) -> Tensor:
-        return self.total(_sum(features.new_ones(len(features))))
+    def _mean_over_images(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of (n,) or (n, d), over the images of all processes; sum and number of images in one total.
+
+        In this precision at least: half precision would overflow.
+        """
+        sums = values.sum(0, dtype=torch.promote_types(values.dtype, dtype))
+        both = self.total(torch.cat([sums.flatten(), sums.new_tensor([float(len(values))])]))
+        return both[:-1].view(sums.shape) / both[-1]
 
     def extra_repr(self) -> str:
         return f"centering={self.centering}"
-
-
-def _sum(per_image: Tensor) -> Tensor:
-    """Over images, in single precision at least: half precision would overflow."""
-    return per_image.sum(0, dtype=torch.promote_types(per_image.dtype, torch.float32))
 
 
 def _linear_head(

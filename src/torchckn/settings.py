@@ -34,6 +34,11 @@ class Settings(Config):
     validation: int | None = option(
         None, "Images held out for validation; by default a sixth, at most 10,000.", heading=IMAGES, ge=1
     )
+    stream: bool = option(
+        False, "Read images when they are needed: of a folder of images, .tar or .npz files.", heading=IMAGES
+    )
+    resize: int | None = option(None, "With stream: side, in pixels, of all images.", heading=IMAGES, ge=1, le=2**13)
+    workers: int = option(0, "With stream: processes that decode images ahead of time.", heading=IMAGES, ge=0, le=256)
     whiten: bool = option(
         False, "Whiten the 3x3 patches of each image first, as the paper does for CIFAR-10.", heading=IMAGES
     )

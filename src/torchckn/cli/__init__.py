@@ -38,6 +38,8 @@ app.add_typer(runs_app, name="runs")
 
 def main() -> None:
     """Run the command: status 0 if it did what it should, 1 if it failed, 2 for wrong arguments, 130 after Ctrl-C."""
+    if not _is_first():  # one of several processes: the first one shows what there is to show
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         without_flag_types(typer.main.get_command(app))()
     except Interrupted as stop:
@@ -61,8 +63,14 @@ def main() -> None:
         sys.exit(1)
 
 
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _complain(message: str) -> None:
-    Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", soft_wrap=True, highlight=False)
+    Console(file=sys.stderr if _is_first() else sys.__stderr__).print(
+        f"[red]error:[/red] {escape(message)}", soft_wrap=True, highlight=False
+    )
 
 
 def _version(asked: bool) -> None:

@@ -53,12 +53,16 @@ def evaluate(
 
 def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) -> tuple[DataSet, Part]:
     from .. import data
+    from ..building import load_data
 
     if part not in ("test", "train", "valid"):
         raise ConfigError(f"--part expected test, train or valid, got {part!r}")
     if name is None and trained.settings is None:
         raise ConfigError("this model does not say what it was trained on: name the images with --data")
-    whole = data.load(name or trained.settings.data, data_dir)  # type: ignore[union-attr]
+    if name is None and trained.settings is not None:
+        whole = load_data(trained.settings, data_dir)
+    else:
+        whole = data.load(name or "", data_dir)
     images = {"test": whole.test, "train": whole.train, "valid": whole.valid}[part]
     if images is None:
         raise ConfigError(f"{whole.name} has no {part} part; use --part train, or name other images with --data")

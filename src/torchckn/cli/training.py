@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,15 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard into a folder beside the run, RUN-tensorboard.")
     ] = False,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes on this machine; torchrun starts them on several.")
+    ] = 1,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="How often to go on by itself when one of several processes fails.")
+    ] = 0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds that one of several processes waits for the others.")
+    ] = 600,
     trust: Trust = False,
     as_json: AsJSON = False,
     quiet: Quiet = False,
@@ -71,14 +81,40 @@ def train(
         raise ConfigError(
             "--resume takes a run with the options it has, so give no --config, --preset or --run; only --steps may grow"
         )
-    settings = _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given)
+    from ..launch import is_one_of_several, joined
 
+    if processes > 1 and not is_one_of_several():
+        settings = _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given)
+        _start(processes, max_restarts, settings, run, resume)
+        return
+    with joined(timeout, _how_to_resume(resume or run)):
+        _train(given, network, preset, run, resume, config, data_dir, tensorboard, trust, as_json, quiet)
+
+
+def _train(
+    given: dict[str, Any],
+    network: str | None,
+    preset: str | None,
+    run: Path | None,
+    resume: Path | None,
+    config: Path | None,
+    data_dir: Path | None,
+    tensorboard: bool,
+    trust: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """What each of the processes does, or the only one."""
     import torch
 
     from .. import runs
     from ..building import build_network, load_images, own_source, run_description, trusted_source
+    from ..distributed import from_first, is_first
     from ..fit import TensorBoard
     from ..fit import train as fit
+    from ..launch import is_restarted
+
+    settings = from_first(lambda: _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given))
 
     if resume and not network:
         source = trusted_source(resume, runs.read_config(resume), settings, trust)
@@ -87,10 +123,10 @@ def train(
     images = load_images(settings, data_dir)
     generator = torch.Generator().manual_seed(settings.training.seed)
     net = build_network(settings, images, generator, source)
+    quiet = quiet or not is_first()
     with _folder(resume or run, settings) as folder, _resumable(folder):
-        show(
-            quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train.images)} training images -> {folder}"
-        )
+        show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
+        log = folder.with_name(folder.name + "-tensorboard")
         result = fit(
             net,
             images.train,
@@ -98,13 +134,13 @@ def train(
             settings.training,
             generator=generator,
             run_dir=folder,
-            resume=resume is not None,
-            callbacks=[TensorBoard(folder.with_name(folder.name + "-tensorboard"))] if tensorboard else [],
+            resume=resume is not None or (is_restarted() and (folder / "config.toml").exists()),
+            callbacks=[TensorBoard(log)] if tensorboard and is_first() else [],
             progress=False if quiet or as_json else None,
             description=run_description(settings, images, source),
         )
     accuracy = None if result.head is None else result.head.accuracy
-    if as_json:
+    if as_json and is_first():
         print_json({"run": str(folder), "validation_accuracy": accuracy, **result.to_json()})
         return
     if result.stopped:
@@ -113,6 +149,22 @@ def train(
     show(
         quiet, f"{shown}{result.seconds:.0f} s. Report: torchckn report {folder}; test accuracy: torchckn evaluate {folder}"
     )
+
+
+def _start(processes: int, max_restarts: int, settings: Settings, run: Path | None, resume: Path | None) -> None:
+    """Start the same command in several processes, with the name of the folder that it would choose."""
+    from ..launch import start
+
+    arguments = sys.argv[1:]
+    if resume is not None:
+        start(processes, arguments, max_restarts, _how_to_resume(resume))
+        return
+    with _folder(run, settings) as folder:
+        start(processes, arguments if run else [*arguments, "--run", str(folder)], max_restarts, _how_to_resume(folder))
+
+
+def _how_to_resume(folder: Path | None) -> str:
+    return f"Resume it with: torchckn train --resume {folder or 'RUN'} (and --processes as you like)"
 
 
 def _asked_for(network: str | None, preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
@@ -181,8 +233,16 @@ def _resumable(folder: Path) -> Iterator[None]:
 @contextmanager
 def _folder(given: Path | None, settings: Settings) -> Iterator[Path]:
     """The folder that was asked for; or one that was not there, runs/lenet5-ckn-1, -2, ..., gone again if it stays empty."""
+    from ..distributed import from_first, is_first
+    from ..launch import is_restarted
+
     if given is not None:
         yield given
+        return
+    if is_restarted():
+        raise ConfigError("--max-restarts needs --run: a process that starts again has to find the run that it was in")
+    if not is_first():
+        yield from_first(Path)
         return
     name = settings.network.rpartition(":")[2].lower()
     for number in itertools.count(1):
@@ -194,7 +254,7 @@ def _folder(given: Path | None, settings: Settings) -> Iterator[Path]:
         except FileExistsError:
             continue
     try:
-        yield folder
+        yield from_first(lambda: folder)
     finally:
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -1,7 +1,8 @@
 """Images and labels: data sets by name, your own images, preprocessing, splits, batches.
 
 ``sets.py`` has what a data set is, ``sources.py`` downloads and checks the public ones (``originals.py`` reads their files),
-``own.py`` and ``npz.py`` read your own images, ``batches.py`` iterates over data in any form. Preprocessing is in
+``own.py`` and ``npz.py`` read your own images, ``streams.py`` those that do not fit into memory, ``batches.py`` iterates over
+data in any form. Preprocessing is in
 :mod:`torchckn.graph.preprocessing`: it is part of a network.
 
 Example:
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import DataError, unknown_name
+from ..errors import ConfigError, DataError, unknown_name
 from ..graph.preprocessing import Preprocessing
 from .batches import batches, size_of
 from .limits import shown
@@ -24,9 +25,12 @@ from .npz import load_npz
 from .own import load_folder
 from .sets import DataSet, Part, split
 from .sources import SOURCES, data_folder, fetch, is_cached, load_mini, verify
+from .streams import LazyPart
+from .streams import stream as open_stream
 
 __all__ = [
     "DataSet",
+    "LazyPart",
     "Part",
     "Preprocessing",
     "batches",
@@ -51,7 +55,15 @@ def is_here(name: str, data_dir: str | os.PathLike[str] | None = None) -> bool:
     return name == "mnist-mini" or is_cached(name, data_folder(data_dir))
 
 
-def load(name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> DataSet:
+def load(
+    name: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    stream: bool = False,
+    resize: int | None = None,
+    workers: int = 0,
+    progress: bool = True,
+) -> DataSet:
     """A data set: by name, or your own by path.
 
     Args:
@@ -60,9 +72,17 @@ def load(name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None =
             of such sub-folders (``val`` or ``test`` may be missing); or the path of an ``.npz`` file with ``x`` and ``y``.
         data_dir: where downloaded data sets are kept, and where files that are there already are looked for; by default the
             environment's ``TORCHCKN_DATA``, or the platform's cache folder.
+        stream: read images when they are needed, instead of holding all of them in memory: of a folder of images, or of one with
+            shards, ``.tar`` files of images or ``.npz`` files. See :func:`torchckn.data.streams.stream`.
+        resize: side, in pixels, that all image files are resized to; with ``stream``.
+        workers: processes that read images ahead of time; with ``stream``.
         progress: show a progress bar while downloading, on a terminal.
     """
     text = os.fspath(name)
+    if stream:
+        return open_stream(Path(text), resize, workers)
+    if resize is not None or workers:
+        raise ConfigError("resize and workers are for images that are read when they are needed; add stream (--stream)")
     if text == "mnist-mini":
         return load_mini()
     if text in SOURCES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -24,20 +24,50 @@ def batches(
             or a ``DataLoader``, whose own batches and order are taken as they are.
         labels: whether there must be labels.
     """
+    for _, images, targets in placed_batches(data, batch_size, labels=labels, generator=generator):
+        yield images, targets
+
+
+def placed_batches(
+    data: Any,
+    batch_size: int = 256,
+    *,
+    labels: bool = False,
+    generator: torch.Generator | None = None,
+    wanted: Callable[[int], bool] = lambda place: True,
+) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    """Batches with the place of their first image in all of ``data``, those that are wanted by their place.
+
+    Others are not read, unless they come from a ``DataLoader``, which reads them anyway.
+    """
     if isinstance(data, (DataLoader, IterableDataset)):
-        loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size)
-        for batch in loader:
-            yield checked_batch(batch, labels)
+        place = 0
+        for batch in data if isinstance(data, DataLoader) else DataLoader(data, batch_size):
+            images, targets = checked_batch(batch, labels)
+            if wanted(place):
+                yield place, images, targets
+            place += len(images)
         return
-    if isinstance(data, Dataset):
-        if not isinstance(data, Sized):
-            raise DataError(f"a dataset must say how long it is, which {type(data).__name__} does not")
-        for index in _indices(len(data), batch_size, generator):
-            yield checked_batch(default_collate([data[int(i)] for i in index]), labels)
+    pair = None if isinstance(data, Dataset) else checked_batch(data, labels)
+    if pair is None and not isinstance(data, Sized):
+        raise DataError(f"a dataset must say how long it is, which {type(data).__name__} does not")
+    index = _indices(len(data if pair is None else pair[0]), batch_size, generator)
+    here = [(i * batch_size, some) for i, some in enumerate(index) if wanted(i * batch_size)]
+    if pair is None:
+        for (place, _), batch in zip(here, read_items(data, [some for _, some in here]), strict=True):
+            yield place, *checked_batch(batch, labels)
         return
-    images, targets = checked_batch(data, labels)
-    for index in _indices(len(images), batch_size, generator):
-        yield images[index], None if targets is None else targets[index]
+    for place, some in here:
+        yield place, pair[0][some], None if pair[1] is None else pair[1][some]
+
+
+def read_items(data: Any, index: Sequence[Tensor]) -> Iterator[Any]:
+    """Batches of a data set's items, by their numbers; read by worker processes ahead of time, if it has ``workers``."""
+    workers = getattr(data, "workers", 0)
+    if not workers:
+        yield from (default_collate([data[int(i)] for i in some]) for some in index)
+        return
+    yield from DataLoader(data, batch_sampler=[some.tolist() for some in index], num_workers=workers)
 
 
 def size_of(data: Any) -> int | None:

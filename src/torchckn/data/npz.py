@@ -84,19 +84,24 @@ def _claimed_bytes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) 
     return count * dtype.itemsize
 
 
+def check_arrays(shape: tuple[int, ...], dtype: np.dtype, y: np.ndarray, what: str) -> None:
+    """An error unless an array x of this shape and dtype and an array y can be images and their labels."""
+    if len(shape) not in (3, 4) or dtype.kind not in "uif":
+        raise DataError(f"{what} expected x of shape (N, H, W) or (N, C, H, W) and numbers, got {shape} of {dtype}")
+    if y.ndim != 1 or y.dtype.kind not in "ui":
+        raise DataError(f"{what} expected y to be integers, one for each image, got {y.shape} of {y.dtype}")
+    if not shape[0] or not len(y):
+        raise DataError(f"{what} has no images")
+    if not math.prod(shape):
+        raise DataError(f"{what} expected images with pixels, got x of shape {shape}")
+    if int(y.max()) >= _MOST_CLASSES:
+        raise DataError(f"{what} expected labels below {_MOST_CLASSES}, got {int(y.max())}; number the classes 0, 1, 2, ...")
+
+
 def _arrays(x: np.ndarray, y: np.ndarray, what: str) -> tuple[Tensor, Tensor]:
     if x.ndim == 3:
         x = x[:, None]
-    if x.ndim != 4 or x.dtype.kind not in "uif":
-        raise DataError(f"{what} expected x of shape (N, H, W) or (N, C, H, W) and numbers, got {x.shape} of {x.dtype}")
-    if y.ndim != 1 or y.dtype.kind not in "ui":
-        raise DataError(f"{what} expected y to be integers, one for each image, got {y.shape} of {y.dtype}")
-    if not len(x) or not len(y):
-        raise DataError(f"{what} has no images")
-    if not x.size:
-        raise DataError(f"{what} expected images with pixels, got x of shape {x.shape}")
-    if int(y.max()) >= _MOST_CLASSES:
-        raise DataError(f"{what} expected labels below {_MOST_CLASSES}, got {int(y.max())}; number the classes 0, 1, 2, ...")
+    check_arrays(x.shape, x.dtype, y, what)
     if x.dtype.kind == "f":
         largest = max(-x.min(), x.max())  # NaN if any is
         if not np.isfinite(largest):

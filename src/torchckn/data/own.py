@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,18 @@ def load_folder(folder: Path) -> DataSet:
     Or of a folder with such folders for its parts, ``folder/train/class/image.png``, and ``test``, ``val`` or both beside it.
     All images have one size; if any of them is in color, all are.
     """
+    classes, files = image_files_by_part(folder)
+    images = _read_images([file for labels in files.values() for file in labels])
+    stacked = dict(zip(files, images.split([len(labels) for labels in files.values()]), strict=True))
+    parts = {
+        part: checked_part(stacked[part], torch.tensor(list(labels.values())), len(classes), shown(folder))
+        for part, labels in files.items()
+    }
+    return DataSet(shown(folder.name), parts["train"], parts.get("test"), tuple(classes), parts.get("valid"))
+
+
+def image_files_by_part(folder: Path) -> tuple[list[str], dict[str, dict[Path, int]]]:
+    """The classes, and the image files of each part with their labels; a warning names files that are not read."""
     places = _part_folders(folder)
     train = places["train"]
     classes = [place.name for place in _subfolders(train)]
@@ -51,14 +63,8 @@ def load_folder(folder: Path) -> DataSet:
         files[part] = {
             file: label for label, kind in enumerate(classes) for file in _image_files(place / kind, part == "train")
         }
-    images = _read_images([file for labels in files.values() for file in labels])
-    stacked = dict(zip(files, images.split([len(labels) for labels in files.values()]), strict=True))
-    parts = {
-        part: checked_part(stacked[part], torch.tensor(list(labels.values())), len(classes), shown(places[part]))
-        for part, labels in files.items()
-    }
     _warn_of_others(folder, {file for labels in files.values() for file in labels})
-    return DataSet(shown(folder.name), parts["train"], parts.get("test"), tuple(classes), parts.get("valid"))
+    return classes, files
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
@@ -152,13 +158,17 @@ _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
 _MOST_PIXELS = 2**26
 
 
-def read_image(file: Path, mode: str = "") -> Tensor:
-    """An image file as (C, H, W), uint8: grey or RGB as in the file, or as ``mode`` ("L" or "RGB") says."""
+def read_image(file: Path, mode: str = "", content: IO[bytes] | None = None) -> Tensor:
+    """An image file as (C, H, W), uint8: grey or RGB as in the file, or as ``mode`` ("L" or "RGB") says.
+
+    Args:
+        content: what to read, if the image is only a part of the file.
+    """
     from PIL import Image
 
     try:
         check_regular(file)
-        with Image.open(file, formats=_FORMATS) as opened:
+        with Image.open(content or file, formats=_FORMATS) as opened:
             image: Image.Image = opened
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"it has {image.width}x{image.height} pixels, more than {_MOST_PIXELS} in all")
@@ -186,7 +196,7 @@ def _has_grey_palette(image: Any) -> bool:
     return bool((colors == colors[..., :1]).all())
 
 
-def read_for(file: Path, shape: tuple[int, int, int], resize: bool = False) -> Tensor:
+def read_for(file: Path, shape: tuple[int, int, int], resize: bool = False, content: IO[bytes] | None = None) -> Tensor:
     """An image file as a network takes it: (C, H, W), uint8, with as many channels; resized if asked for, else an error."""
     from PIL import Image
 
@@ -195,7 +205,7 @@ def read_for(file: Path, shape: tuple[int, int, int], resize: bool = False) -> T
         raise DataError(f"image files are grey or RGB, but the network expects images of {channels} channels")
     if not file.exists():
         raise DataError(f"{shown(file)} does not exist; expected an image file or a folder of images")
-    pixels = read_image(file, "L" if channels == 1 else "RGB")
+    pixels = read_image(file, "L" if channels == 1 else "RGB", content)
     if tuple(pixels.shape[1:]) == (height, width):
         return pixels
     if not resize:

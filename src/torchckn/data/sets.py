@@ -37,6 +37,12 @@ class Part:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)"""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
     @overload
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
 
@@ -88,8 +94,7 @@ class DataSet:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        channels, height, width = self.train.images.shape[1:]
-        return channels, height, width
+        return self.train.image_shape
 
 
 def split(part: Part, held_out: int, seed: int = 0) -> tuple[Part, Part]:

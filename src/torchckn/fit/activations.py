@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data import batches
+from ..data.batches import placed_batches
+from ..distributed import rank, world
 from ..network import CKN
 
 #: bytes of activations that are kept; images beyond go through the network from the pixels, for each layer
@@ -38,7 +39,7 @@ class Activations:
     """The inputs of a network's layers, batch by batch, for layers in the order of computation.
 
     Every pass is over the same images in the same random order (a ``DataLoader`` has an order of its own). The activations of
-    the first batches are kept, as many as fit into ``memory`` bytes.
+    the first batches are kept, as many as fit into ``memory`` bytes. Of several processes, each has every so many batches.
     """
 
     def __init__(self, ckn: CKN, data: Any, batch_size: int, generator: torch.Generator | None, memory: int = KEPT) -> None:
@@ -69,6 +70,13 @@ class Activations:
             yield tuple(batch.values[source] for source in sources)
 
     def _images(self, first: int) -> Iterator[Tensor]:
-        """Batches of images from the ``first`` one on."""
-        order = torch.Generator().manual_seed(self._seed)
-        return (images for images, _ in islice(batches(self.data, self.batch_size, generator=order), first, None))
+        """This process's batches of images, from the ``first`` one on."""
+        order, number = torch.Generator().manual_seed(self._seed), count()
+        here, processes = rank(), world()
+
+        def wanted(place: int) -> bool:
+            round_, whose = divmod(next(number), processes)
+            return whose == here and round_ >= first
+
+        placed = placed_batches(self.data, self.batch_size, generator=order, wanted=wanted)
+        return (images for _, images, _ in placed)

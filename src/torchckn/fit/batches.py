@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from ..data.batches import batches, checked_batch
+from ..data.batches import batches, checked_batch, read_items
+from ..distributed import share, world
 from ..errors import ConfigError, DataError
 from .features import check_labels
 
 
 class TrainingBatches:
     """Batches (images, labels) without end. The last images of an epoch that do not fill a batch are left out of it.
+
+    With several processes, the generator decides each batch, whatever their number, and each of them takes its share.
 
     Args:
         data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``, whose own batches are taken as they are.
@@ -30,7 +33,13 @@ class TrainingBatches:
         self.epoch, self.position = 0, 0
         self.order = torch.empty(0, dtype=torch.long)
         self._stream: Iterator[tuple[Tensor, Tensor | None]] = iter(())
+        #: the rest of this epoch, which a data set's workers read ahead of time
+        self._ahead: Iterator[Any] | None = None
         self.steps_per_epoch = 1
+        if batch_size < world():
+            raise ConfigError(
+                f"batch_size is {batch_size}, but there are {world()} processes; each needs at least one image"
+            )
         if self.streams:
             return
         if not isinstance(data, Dataset):
@@ -55,9 +64,15 @@ class TrainingBatches:
         if self.position + self.batch_size > len(self.order):
             self.epoch += len(self.order) > 0
             self.order, self.position = torch.randperm(self.count, generator=self.generator), 0
+            self._ahead = None
+        if self._ahead is None and int(getattr(self.data, "workers", 0)):
+            rest = self.order[self.position :].split(self.batch_size)
+            self._ahead = read_items(
+                self.data, [index[share(len(index))] for index in rest if len(index) == self.batch_size]
+            )
         index = self.order[self.position : self.position + self.batch_size]
         self.position += self.batch_size
-        return self._take(index)
+        return self._take(index) if self._ahead is None else _with_labels(checked_batch(next(self._ahead), True))
 
     def extra(self) -> tuple[Tensor, Tensor]:
         """A batch for trials: at random, leaving the order of training as it is (but not that of a stream)."""
@@ -83,10 +98,11 @@ class TrainingBatches:
             )
         if len(state["order"]) not in (0, self.count):
             raise DataError(f"this run was on {len(state['order'])} training images, now there are {self.count}")
-        self.order = state["order"]
+        self.order, self._ahead = state["order"], None
         self.epoch, self.position = (int(number) for number in state["place"])
 
     def _take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        index = index[share(len(index))]
         if isinstance(self.data, tuple):
             return self.data[0][index], self.data[1][index]
         return _with_labels(checked_batch(default_collate([self.data[int(i)] for i in index]), True))
@@ -101,7 +117,9 @@ class TrainingBatches:
             if batch is None:
                 raise DataError("there are no training images")
         self.position += 1
-        return _with_labels(batch)
+        images, labels = _with_labels(batch)
+        part = share(len(images))
+        return images[part], labels[part]
 
 
 def _with_labels(batch: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ..choices import Loss, PenaltySearch
+from ..distributed import total_of_numbers
 from ..errors import ConfigError
 from ..progress import progress as show_progress
 from .solvers import Multinomial, Solution, Square
@@ -110,7 +111,8 @@ def fit_classifier(
 
 
 def _accuracy(solution: Solution, x: Tensor, y: Tensor) -> float:
-    return float(((x @ solution[0] + solution[1]).argmax(1) == y).double().mean())
+    right, images = total_of_numbers(float(((x @ solution[0] + solution[1]).argmax(1) == y).sum()), len(y))
+    return right / images
 
 
 def _search(
@@ -130,7 +132,8 @@ def _search(
         weight, bias, objective, evaluations = solver.solve(lam, start, precision)
         before = scores[lam].evaluations if lam in scores else 0
         solutions[lam] = weight, bias
-        fit = _accuracy(solutions[lam], x, y), solver.loss(x @ weight + bias, y)
+        loss, images = total_of_numbers(solver.loss(x @ weight + bias, y), len(y))
+        fit = _accuracy(solutions[lam], x, y), loss / images
         scores[lam] = LambdaScore(lam, *fit, objective, before + evaluations)
         (loose.discard if precision == PRECISE else loose.add)(lam)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import batches, size_of
+from ..data import size_of
+from ..data.batches import placed_batches
+from ..distributed import gathered, rank, total_of_numbers, world
 from ..errors import DataError
 from ..network import Classifier, modes_kept
 from ..nn.checks import require
@@ -19,23 +22,52 @@ from ..progress import progress as show_progress
 CHUNK = 128
 
 
-@torch.no_grad()
 def extract_features(
     ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: bool | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The features of all images, before scaling, and their labels if there are any: (N, d), (N,)"""
-    features, labels, done = [], [], 0
+    own = _features(ckn, data, batch_size, progress, lambda place: True)
+    if not len(own.features):
+        raise DataError("there are no images to compute features of")
+    return own.features, own.labels
+
+
+#: images in a row that one process computes the features of: sums over them are the same, whichever process it is
+UNIT = 512
+
+
+class Features(NamedTuple):
+    """Features of some of the images, one process's share of them."""
+
+    features: Tensor
+    """(n, d), before scaling"""
+    labels: Tensor | None
+    places: Tensor
+    """(n,), of the images in the data"""
+
+
+def shared_features(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: bool | None = None) -> Features:
+    """The features that this process has to compute: every so many units, all of them if it is the only one."""
+    here, processes = rank(), world()
+    own = _features(ckn, data, batch_size, progress, lambda place: place // UNIT % processes == here)
+    if not total_of_numbers(len(own.features))[0]:
+        raise DataError("there are no images to compute features of")
+    return own
+
+
+@torch.no_grad()
+def _features(ckn: Classifier, data: Any, batch_size: int, progress: bool | None, wanted: Callable[[int], bool]) -> Features:
+    features, places = [ckn.head.weight.new_empty(0, ckn.head.in_features)], [torch.empty(0, dtype=torch.long)]
+    labels = []
     with modes_kept(ckn), show_progress("features", size_of(data), progress) as report:
         ckn.eval()
-        for images, targets in batches(data, batch_size):
+        for place, images, targets in placed_batches(data, batch_size, wanted=wanted):
             features.append(ckn.features(ckn.pixels(images)))
+            places.append(torch.arange(place, place + len(images)))
             if targets is not None:
                 labels.append(targets)
-            done += len(images)
-            report(done, "")
-    if not features:
-        raise DataError("there are no images to compute features of")
-    return torch.cat(features), torch.cat(labels) if labels else None
+            report(place + len(images), "")
+    return Features(torch.cat(features), torch.cat(labels) if labels else None, torch.cat(places))
 
 
 @dataclass(frozen=True)
@@ -55,15 +87,28 @@ class Evaluation:
 
 def evaluate(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, progress: bool | None = None) -> Evaluation:
     """Accuracy and loss on images with labels."""
-    features, labels = extract_features(ckn, data, batch_size=batch_size, progress=progress)
-    if labels is None:
-        raise DataError("evaluate needs labels: pass a pair (images, labels), or a Dataset or DataLoader of such pairs")
+    own = shared_features(ckn, data, batch_size=batch_size, progress=progress)
+    labels = labels_of(own, ckn, "evaluate", "the data")
     with torch.no_grad(), modes_kept(ckn):
-        scores = ckn.head(ckn.scaling.eval()(features))
-    labels = check_labels(labels, ckn.head.out_features).to(scores.device)
-    predictions = scores.argmax(1)
-    accuracy = float((predictions == labels).double().mean())
-    return Evaluation(accuracy, float(F.cross_entropy(scores, labels)), len(labels), predictions.cpu())
+        scores = ckn.head(ckn.scaling.eval()(own.features))
+    right = float((scores.argmax(1) == labels).sum())
+    loss = float(F.cross_entropy(scores.double(), labels, reduction="sum"))
+    right, loss, images = total_of_numbers(right, loss, len(labels))
+    everybody = gathered(torch.stack([own.places, scores.argmax(1).cpu()], 1))  # (images, 2)
+    predictions = everybody[everybody[:, 0].argsort(), 1]
+    return Evaluation(right / images, loss / images, int(images), predictions)
+
+
+def labels_of(own: Features, ckn: Classifier, what: str, where: str) -> Tensor:
+    """Their labels, checked, on the device of the features; none if this process has no images."""
+    labels = own.labels
+    if labels is None and not len(own.features):
+        labels = torch.empty(0, dtype=torch.long)
+    if labels is None:
+        raise DataError(
+            f"{what} needs labels in {where}: pass a pair (images, labels), or a Dataset or DataLoader of such pairs"
+        )
+    return check_labels(labels, ckn.head.out_features).to(own.features.device)
 
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:

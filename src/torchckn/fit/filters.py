@@ -7,6 +7,8 @@ and stride, after all that comes before it. Read next: :mod:`torchckn.fit.solver
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import count as counting
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from ..choices import FilterMethod, check_choice
 from ..data import size_of
+from ..distributed import from_first, gathered, largest, rank, world
 from ..errors import ConfigError, DataError
 from ..network import CKN, modes_kept
 from ..nn.base import KernelLayer
@@ -125,9 +128,8 @@ def _sample(
     found: list[Tensor] = []
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
-        pick = pick_pairs if isinstance(layer, KernelProduct) else pick_patches
-        for inputs in activations.inputs_of(name):
-            picked = pick(layer, *inputs, per_image, generator)  # (parts, n, s)
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        for picked in _picked_by_all(activations, name, layer, per_image, seed):  # (parts, n, s)
             found.append(picked)
             have += picked.shape[1]
             if have >= count:
@@ -142,6 +144,26 @@ def _sample(
             "are the images all of one colour, or is a bandwidth far too small?"
         )
     return sample
+
+
+def _picked_by_all(activations: Activations, name: str, layer: KernelLayer, per_image: int, seed: int) -> Iterator[Tensor]:
+    """Patches (parts, n, s) of a batch of images after the other; with several processes, of a batch of each.
+
+    Every batch has its own random numbers, so that patches and their order do not depend on who computes them.
+    """
+    inputs, here, processes = activations.inputs_of(name), rank(), world()
+    pick: Callable[..., Tensor] = pick_pairs if isinstance(layer, KernelProduct) else pick_patches
+    for round_ in counting():
+        x = next(inputs, None)
+        if not largest(int(x is not None)):
+            return
+        numbers = torch.Generator().manual_seed(seed + round_ * processes + here)
+        own = None if x is None else pick(layer, *x, per_image, numbers).transpose(0, 1)  # (n, parts, s)
+        if processes > 1:
+            shape = from_first(lambda own=own: own.shape[1:])  # type: ignore[misc]
+            own = gathered(layer.weight.new_empty(0, *shape) if own is None else own)
+        assert own is not None
+        yield own.transpose(0, 1)
 
 
 def windows(layer: KernelLayer, x: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ..choices import Loss, PenaltySearch, check_choice
-from ..errors import ConfigError, DataError
+from ..distributed import summing
+from ..errors import ConfigError
 from ..network import Classifier, modes_kept
 from .classifier import LAMBDAS, HeadFit, fit_classifier
-from .features import check_labels, extract_features
+from .features import labels_of, shared_features
 
 
 def fit_head(
@@ -58,7 +59,8 @@ def fit_head(
         raise ConfigError("fit_head expected a head with a bias, got one without; build the head with bias=True")
     train, train_labels = _labelled(ckn, train_data, "train_data", progress)
     valid = None if valid_data is None else _labelled(ckn, valid_data, "valid_data", progress)
-    ckn.scaling.calibrate(train)
+    with summing(ckn):
+        ckn.scaling.calibrate(train)
     raw = [train, *([valid[0]] if valid else [])]
     with torch.no_grad(), modes_kept(ckn):
         ckn.scaling.eval()
@@ -87,9 +89,5 @@ def fit_head(
 
 
 def _labelled(ckn: Classifier, data: Any, what: str, progress: bool | None) -> tuple[Tensor, Tensor]:
-    features, labels = extract_features(ckn, data, progress=progress)
-    if labels is None:
-        raise DataError(
-            f"fit_head needs labels in {what}: pass a pair (images, labels), or a Dataset or DataLoader of such pairs"
-        )
-    return features, check_labels(labels, ckn.head.out_features).to(features.device)
+    own = shared_features(ckn, data, progress=progress)
+    return own.features, labels_of(own, ckn, "fit_head", what)

@@ -13,8 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..distributed import gathered, share
 from ..errors import ConfigError, DataError
 
+#: points whose cosines are computed at a time, at most: they stay in the cache
+BLOCK = 1024
+#: multiplications beyond which several processes share the work of an iteration, instead of each doing all of it
+MUCH = 2**26
 #: restarts are compared when a round gains less than this many times the tolerance
 SCREENING = 100
 
@@ -64,7 +69,7 @@ def spherical_kmeans(
     if not bool((norms > 0).all()) or not bool(torch.isfinite(norms).all()):
         raise DataError("spherical_kmeans expected points with a direction, got some that are zero or not finite")
     points = points / norms
-    rows = max(1, chunk // k)
+    rows = max(1, min(chunk // k, BLOCK))
     runs = (_lloyd(points, _seed(points, k, generator), iterations, SCREENING * tol, rows) for _ in range(restarts))
     best = max(runs, key=lambda result: result.objective)
     finished = _lloyd(points, best.centroids, iterations - best.iterations, tol, rows)
@@ -104,9 +109,16 @@ def _lloyd(points: Tensor, centroids: Tensor, iterations: int, tol: float, rows:
 
 
 def _assign(points: Tensor, centroids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The cosine of each point with its nearest centroid, and which that is."""
-    parts = [_row_maxima(some @ centroids.T) for some in points.split(rows)]
-    return torch.cat([values for values, _ in parts]), torch.cat([indices for _, indices in parts])
+    """The cosine of each point with its nearest centroid, and which that is.
+
+    Of several processes, each does some of the blocks if there is much to do; the numbers are the same.
+    """
+    shared = points.numel() * len(centroids) > MUCH
+    blocks = points.split(rows)
+    parts = [_row_maxima(some @ centroids.T) for some in (blocks[share(len(blocks))] if shared else blocks)]
+    none = points.new_empty(0), torch.empty(0, dtype=torch.long, device=points.device)
+    cosines, nearest = (torch.cat(part) for part in zip(none, *parts, strict=True))
+    return (gathered(cosines), gathered(nearest)) if shared else (cosines, nearest)
 
 
 def _row_maxima(cosines: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ..distributed import from_first, is_first, largest
 from ..errors import CKNError, DataError, NumericalError, is_out_of_memory
 from ..network import CKN, Classifier
 from ..runs import Run, read_checkpoint, read_history, read_metrics, read_result
@@ -55,6 +56,7 @@ class TrainingLoop:
     generator: torch.Generator
     callbacks: Sequence[Callback]
     run: Run | None = None
+    """of the first process; others have none"""
     progress: bool | None = None
 
     history: list[Record] = field(default_factory=list)
@@ -73,6 +75,7 @@ class TrainingLoop:
         self.method: Method | None = None  # without steps there is none
         self.schedule: Schedule = schedule(self.config.lr, convnet=self.config.method == "sgd")
         self._interrupted: Callable[[], bool] = lambda: False
+        self._asked_to_stop = False  # by a signal to any of the processes
 
     @property
     def steps(self) -> int:
@@ -87,12 +90,14 @@ class TrainingLoop:
     @property
     def is_stopping(self) -> bool:
         """Whether no step will follow in this process."""
-        return self.step >= self.steps or self.stop_reason is not None or self._interrupted()
+        return self.step >= self.steps or self.stop_reason is not None or self._asked_to_stop
 
     def train(self) -> TrainResult:
         """All of it: what :func:`torchckn.train` does once everything has been checked."""
-        if self.run and self.run.is_finished:
-            return self._finished_result(self.run)
+        finished = from_first(lambda: self._finished_result(self.run) if self.run and self.run.is_finished else None)
+        if finished is not None:
+            share_weights(self.net)
+            return finished
         try:
             with self._saying("before the first step", "filters and classifier"):
                 self.prepare()
@@ -122,7 +127,7 @@ class TrainingLoop:
 
     def prepare(self) -> None:
         """Fit filters and classifier where that was not done before; or go back to the last checkpoint."""
-        checkpoint = read_checkpoint(self.run.folder) if self.run else None
+        checkpoint = from_first(lambda: read_checkpoint(self.run.folder) if self.run else None)
         clock = time.perf_counter()
         if checkpoint is not None:
             self._continue_from(*checkpoint)
@@ -140,7 +145,6 @@ class TrainingLoop:
 
     def _continue_from(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Back to a checkpoint; a :class:`DataError` if it is not one of such a run."""
-        assert self.run is not None
         try:
             self.net.load_state_dict(_part(tensors, "net."))
             if self.steps:
@@ -150,7 +154,7 @@ class TrainingLoop:
             raise
         except _NOT_A_CHECKPOINT as error:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            folder = self.run.folder / "checkpoint"
+            folder = self.run.folder / "checkpoint" if self.run else "the run's folder"
             raise DataError(
                 f"the checkpoint in {folder} is not one of this run ({type(error).__name__}: {reason}); delete {folder} to start "
                 "again"
@@ -202,10 +206,11 @@ class TrainingLoop:
                 if self.step % (self.config.evaluate_every or max(1, self.steps // 10)) == 0 or self.step == self.steps:
                     record |= self._validation()
                 self.history.append(record)
+                self._asked_to_stop = largest(int(self._interrupted())) > 0
                 if "valid_accuracy" in record:
                     self._tell("on_validation_end", record)
                 self._tell("on_step_end", record)
-            if self._interrupted() and self.stop_reason is None and self.step < self.steps:
+            if self._asked_to_stop and self.stop_reason is None and self.step < self.steps:
                 raise KeyboardInterrupt(
                     f"training was interrupted after step {self.step} of {self.steps}; {self._how_to_resume}"
                 )
@@ -336,7 +341,8 @@ class TrainingLoop:
         for key, callback in self._callbacks_by_name():
             callback.restore(_part(tensors, key))
         self.generator.set_state(tensors["generator"])
-        torch.set_rng_state(tensors["torch_generator"])
+        if is_first():  # others draw other numbers, for other images
+            torch.set_rng_state(tensors["torch_generator"])
         self.step, self.scale, self.seconds = (_number(facts[name]) for name in ("step", "scale", "seconds"))  # type: ignore[assignment]
         self.lr, self.epoch_accuracy = (
             None if facts[name] is None else _number(facts[name]) for name in ("lr", "epoch_accuracy")
@@ -355,6 +361,14 @@ class TrainingLoop:
             self.run.save_checkpoint(*before, self.history)
             saved += f" Its state is kept in {self.run.folder}."
         raise NumericalError(f"step {self.step + 1} failed: {why}, in a new run. {saved}") from error
+
+
+@torch.no_grad()
+def share_weights(net: Classifier) -> None:
+    """Give every process the tensors that the first one has."""
+    state = from_first(lambda: {name: value.cpu() for name, value in net.state_dict().items()})
+    if not is_first():
+        net.load_state_dict(state)
 
 
 #: what a checkpoint that is none of the run's may raise while training goes back to it

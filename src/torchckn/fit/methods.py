@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from ..distributed import sum_gradients, summing, total_of_numbers
 from ..errors import ConfigError, NotFittedError, NumericalError
 from ..network import Classifier
 from ..nn.checks import Deferred
@@ -50,6 +51,8 @@ class Method:
         self.momentum = options.momentum or 0.0
         self.optimizers: list[Optimizer] = self._optimizers()
         self.checks = Deferred()
+        #: of all images of a batch, those that this process has
+        self._share = 1.0
 
     def _optimizers(self) -> list[Optimizer]:
         """Of the features: filters on their spheres in a kernel network, all parameters but the head's in any other."""
@@ -63,25 +66,32 @@ class Method:
         return [SGD(groups, lr=0.0, momentum=self.momentum)]
 
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
-        """One step on a batch; an error, and nothing changed, if its objective is not finite."""
+        """One step on a batch; an error, and nothing changed, if its objective is not finite.
+
+        With several processes, each has its share of the batch.
+        """
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         self.net.train()
-        with self.checks:
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        with self.checks, summing(self.net):
             labels = check_labels(labels, self.net.head.out_features).to(self.net.head.weight.device)
+            self._share = len(labels) / total_of_numbers(len(labels))[0]
             # On an accelerator, what follows this one read of results is checked in the next step's.
-            value, accuracy = self.checks.read(*self._descend(images, labels))
+            part, accuracy = self.checks.read(*self._descend(images, labels))
+            trained = (parameter for group in groups for parameter in group["params"])
+            value, accuracy = sum_gradients(trained, part, self._share * accuracy)
             if not math.isfinite(value):
                 raise NumericalError(f"the objective of a batch is {value}")
+            for group in groups:
+                group["lr"] = lr
             for optimizer in self.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
                 optimizer.step()
             self._follow(images, labels)
         return StepResult(value, accuracy)
 
     def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the gradients of the objective into the parameters; objective and accuracy."""
+        """Put the gradients of this process's part of the objective into the parameters; that part, and accuracy."""
         raise NotImplementedError
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
@@ -104,7 +114,10 @@ class Method:
         self.net.train()
         features = batch_features(self.net, images, self.options.chunk)
         labels = check_labels(labels, self.net.head.out_features).to(features.device)
-        return float(self._objective(features, labels)[0])
+        with summing(self.net):
+            part = float(self._objective(features, labels)[0])
+        summed, images = total_of_numbers(len(labels) * part, len(labels))
+        return summed / images
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'."""
@@ -167,7 +180,8 @@ class SGO(Method):
     def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         def objective(features: Tensor) -> tuple[Tensor, Tensor]:
             self.net.scaling.calibrate(features.detach())
-            return self._objective(features, labels)
+            value, accuracy = self._objective(features, labels)
+            return self._share * value, accuracy
 
         return batch_gradient(self.net, images, objective, self.options.chunk)
 

@@ -24,7 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..distributed import total_of_numbers, totals
 from ..errors import DataError
+from .features import UNIT
 
 #: weights (d, classes) and biases (classes,)
 Solution = tuple[Tensor, Tensor]
@@ -42,10 +44,11 @@ class Multinomial:
 
     def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int) -> None:
         self.x, self.y, self.classes, self.max_iterations = x, y, classes, max_iterations
-        self.mean = x.mean(0)
+        self.images = int(total_of_numbers(len(x))[0])
+        self.mean = (totals(x.sum(0, dtype=torch.float64))[0] / self.images).to(x.dtype)
         self.targets = F.one_hot(y, classes).T.to(x.dtype, memory_format=torch.contiguous_format)  # (classes, n)
         #: in one pass over the features
-        self.multiplications = x.numel() * classes
+        self.multiplications = self.images * x.shape[1] * classes
         self.is_large = (x.shape[1] + 1) * classes > self._MOST
 
     def solve(self, lam: float, start: Solution | None, precision: float) -> tuple[Tensor, Tensor, float, int]:
@@ -68,7 +71,8 @@ class Multinomial:
 
     @staticmethod
     def loss(scores: Tensor, y: Tensor) -> float:
-        return float(F.cross_entropy(scores, y))
+        """The sum over images."""
+        return float(F.cross_entropy(scores.double(), y, reduction="sum"))
 
     def _descend(
         self, weight: Tensor, bias: Tensor, lam: float, iterations: int, precision: float
@@ -106,25 +110,37 @@ class Multinomial:
     def _coordinates(self, weight: Tensor, bias: Tensor, lam: float) -> _Coordinates:
         d = self.x.shape[1]
         size = d if self.is_large else (d + 1) * self.classes
-        some = min(len(self.x), max(4 * size, int(self._BUDGETS[self.is_large] / size**2)))
-        x = self.x[:: max(1, len(self.x) // some)]
+        some = min(self.images, max(4 * size, int(self._BUDGETS[self.is_large] / size**2)))
+        stride = min(UNIT, max(1, self.images // some))
+        x = self.x if stride == 1 else torch.cat([unit[::stride] for unit in self.x.split(UNIT)])
+        rows = -(-UNIT // stride)  # of a unit, which one process has: sums over it are the same with any number of processes
         p = torch.softmax(x @ weight.to(x.dtype) + (bias - self.mean.double() @ weight).to(x.dtype), 1)
         if self.is_large:
-            return _OfEachClass(x - self.mean, p, lam)
-        return _OfAll(torch.cat([x - self.mean, torch.ones_like(x[:, :1])], 1), p, lam)
+            return _OfEachClass(x - self.mean, p, lam, rows)
+        return _OfAll(torch.cat([x - self.mean, torch.ones_like(x[:, :1])], 1), p, lam, rows)
 
     def _evaluate(self, weight: Tensor, bias: Tensor) -> tuple[float, Tensor, Tensor]:
         """Mean loss and its gradient in weight and bias, with features centered on the fly."""
-        mean, n = self.mean.double(), len(self.x)
+        mean = self.mean.double()
         shift = (bias - mean @ weight).to(self.x.dtype)
         # (classes, n), and not (n, classes): the same numbers, several times faster for few classes
         log_p = F.log_softmax(torch.addmm(shift[:, None], weight.T.to(self.x.dtype), self.x.T), 0)
         # summed in float64: rounding errors of the loss are what line searches stumble over
-        loss = -float(log_p.gather(0, self.y[None]).sum(dtype=torch.float64)) / n
+        loss = -log_p.gather(0, self.y[None]).sum(dtype=torch.float64)
         residual = log_p.exp_().sub_(self.targets)
-        total = residual.sum(1).double() / n
-        of_weight = (residual @ self.x).T.double() / n - mean[:, None] * total
-        return loss, of_weight, total
+        parts = loss, residual.sum(1, dtype=torch.float64), _product_in_units(residual, self.x)
+        loss, of_bias, of_weight = (part / self.images for part in totals(*parts))
+        return float(loss), of_weight.T - mean[:, None] * of_bias, of_bias
+
+
+def _product_in_units(left: Tensor, right: Tensor) -> Tensor:
+    """left right: (a, n) and (n, b) to (a, b); of units of images, which are added up in double precision, in any order."""
+    whole = len(right) // UNIT * UNIT
+    product = (left[:, whole:] @ right[whole:]).double()
+    if whole:
+        units = left[:, :whole].unflatten(1, (-1, UNIT)).transpose(0, 1)  # (units, a, UNIT)
+        product += torch.bmm(units, right[:whole].unflatten(0, (-1, UNIT))).sum(0, dtype=torch.float64)
+    return product
 
 
 class _Coordinates:
@@ -151,10 +167,12 @@ class _Coordinates:
 class _OfEachClass(_Coordinates):
     """The same curvature for every class: the features' covariance weighted by the mean of p (1 - p). The bias has none."""
 
-    def __init__(self, x: Tensor, p: Tensor, lam: float) -> None:
+    def __init__(self, x: Tensor, p: Tensor, lam: float, rows: int = UNIT) -> None:
         uncertain = (p * (1 - p)).mean(1, keepdim=True).clamp_(min=1e-5)
-        weighted = x * uncertain.sqrt()
-        hessian = (weighted.T @ weighted).double() / len(x)
+        hessian = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
+        for some in (x * uncertain.sqrt()).split(rows):
+            hessian += some.T @ some
+        hessian = _mean_of_all(hessian, len(x))
         hessian.diagonal().add_(2 * lam)
         self.factor = _factor(hessian)
 
@@ -165,15 +183,15 @@ class _OfEachClass(_Coordinates):
 class _OfAll(_Coordinates):
     """The Hessian: sum_i (diag(p_i) - p_i p_i^T) (x) x_i x_i^T / n + 2 lambda, of features x with a last column of ones."""
 
-    def __init__(self, x: Tensor, p: Tensor, lam: float) -> None:
+    def __init__(self, x: Tensor, p: Tensor, lam: float, rows: int = UNIT) -> None:
         d, classes = x.shape[1], p.shape[1]
         hessian = torch.zeros(d, classes, d, classes, dtype=torch.float64, device=x.device)
-        for some, weights in zip(x.split(_ROWS), p.split(_ROWS), strict=True):
+        for some, weights in zip(x.split(rows), p.split(rows), strict=True):
             outer = (some[:, :, None] * weights[:, None]).flatten(1)  # (rows, d classes)
             hessian -= (outer.T @ outer).view_as(hessian)
             of_class = (outer.T @ some).view(d, classes, d)
             hessian.diagonal(dim1=1, dim2=3).add_(of_class.transpose(1, 2))
-        hessian /= len(x)
+        hessian = _mean_of_all(hessian, len(x))
         hessian[:-1].diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).add_(2 * lam)
         self.factor = _factor(hessian.view(d * classes, d * classes))
 
@@ -181,8 +199,9 @@ class _OfAll(_Coordinates):
         return function(v.reshape(-1, 1)).view_as(v)
 
 
-#: images at a time, whose products with all weights should stay in the cache
-_ROWS = 2048
+def _mean_of_all(sums: Tensor, images: int) -> Tensor:
+    """The mean over the images of all processes, of sums over those that this one has."""
+    return totals(sums)[0] / total_of_numbers(images)[0]
 
 
 def _factor(matrix: Tensor) -> Tensor:
@@ -205,9 +224,10 @@ class Square:
 
     def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int) -> None:
         self.dtype = x.dtype
-        self.mean = x.double().mean(0)
+        images = total_of_numbers(len(x))[0]
         targets = F.one_hot(y, classes).double()
-        self.target_mean = targets.mean(0)
+        sums = totals(x.sum(0, dtype=torch.float64), targets.sum(0))
+        self.mean, self.target_mean = (part / images for part in sums)
         d = x.shape[1]
         covariance = torch.zeros(d, d, dtype=torch.float64, device=x.device)
         cross = torch.zeros(d, classes, dtype=torch.float64, device=x.device)
@@ -215,9 +235,10 @@ class Square:
             centered = part.double() - self.mean
             covariance += centered.T @ centered
             cross += centered.T @ (some - self.target_mean)
-        self.values, self.vectors = torch.linalg.eigh(covariance / len(x))
-        self.cross = self.vectors.T @ cross / len(x)
-        self.total = float((targets - self.target_mean).square().sum() / len(x))
+        covariance, cross = totals(covariance, cross)
+        self.values, self.vectors = torch.linalg.eigh(covariance / images)
+        self.cross = self.vectors.T @ cross / images
+        self.spread = total_of_numbers(float((targets - self.target_mean).square().sum()))[0] / images
         self.multiplications = 0  # every solution is exact, and costs next to nothing
 
     def solve(self, lam: float, start: Solution | None, precision: float) -> tuple[Tensor, Tensor, float, int]:
@@ -225,9 +246,10 @@ class Square:
         shrink = 1 / (self.values.clamp(min=noise) + lam)
         weight = self.vectors @ (shrink[:, None] * self.cross)
         bias = self.target_mean - self.mean @ weight
-        objective = self.total - float((shrink[:, None] * self.cross.square()).sum())
+        objective = self.spread - float((shrink[:, None] * self.cross.square()).sum())
         return weight.to(self.dtype), bias.to(self.dtype), objective, 1
 
     @staticmethod
     def loss(scores: Tensor, y: Tensor) -> float:
-        return float((scores - F.one_hot(y, scores.shape[1])).square().sum(1).mean())
+        """The sum over images."""
+        return float((scores - F.one_hot(y, scores.shape[1])).square().sum(dtype=torch.float64))

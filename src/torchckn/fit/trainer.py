@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.batches import batches, size_of
+from ..distributed import check_agreement, code_digest, digest_of, from_first, is_first, rank, world
 from ..errors import ConfigError
 from ..network import Classifier, modes_kept
 from ..nn.whitening import whitening_kept
@@ -26,7 +27,7 @@ from ..runs import Run
 from .batches import TrainingBatches
 from .callbacks import Callback, Checkpoints, EarlyStopping, FilterSnapshots, KeepBest, MetricsFile, ProgressBar
 from .config import TrainConfig
-from .loop import TrainingLoop
+from .loop import TrainingLoop, share_weights
 from .methods import METHODS, Method
 from .result import TrainResult
 
@@ -51,6 +52,9 @@ def train(
     What has not been done to the network yet is done first: unsupervised filters (``fit_filters``), the classifier on all
     features (``fit_head``). Afterwards the classifier is refitted. ``method="sgd"`` starts from a ConvNet's own random weights.
 
+    With several processes (:mod:`torchckn.distributed`), all of them call this with the same arguments and data, each computes
+    its share, and all end with the same network; the first one writes ``run_dir``.
+
     Args:
         net: a CKN, or a :class:`torchckn.ScaledConvNet`.
         train_data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``.
@@ -59,7 +63,7 @@ def train(
         generator: decides everything that is random, in place of ``seed``.
         run_dir: folder to keep configuration, metrics, checkpoints and the trained network in.
         resume: continue the run in ``run_dir``, if there is one; with more ``steps``, a finished run is trained further.
-        callbacks: see :class:`torchckn.Callback`.
+        callbacks: see :class:`torchckn.Callback`. With several processes, each of them has its own.
         progress: whether to show progress bars; by default on a terminal.
         description: what else the run's ``config.toml`` says.
         method_class: a training step of your own, in place of the one that ``method`` names.
@@ -91,7 +95,19 @@ def train(
     ):
         if config.steps and not net.parameter_groups():
             raise ConfigError("there is nothing to train: every layer is fixed; check trainable=... and requires_grad")
-        run = None if run_dir is None else _open_run(run_dir, resume, net, train_data, valid_data, config, description)
+        content = _run_content(net, train_data, valid_data, config, description) if run_dir or world() > 1 else {}
+        if world() > 1:
+            _check_same(content, generator)
+            share_weights(net)
+        run: Run | None = None
+
+        def open_run() -> None:
+            nonlocal run
+            if run_dir is not None:
+                run = Run(run_dir, content, resume, free=TrainConfig.option_names(bookkeeping=True))
+
+        from_first(open_run)
+        progress = progress if is_first() else False
         try:
             loop = TrainingLoop(
                 net=net,
@@ -159,30 +175,33 @@ def _built_in(config: TrainConfig, run: Run | None, progress: bool | None) -> li
     return [*callbacks, ProgressBar(progress)]
 
 
-def _open_run(
-    run_dir: str | os.PathLike[str],
-    resume: bool,
-    net: Classifier,
-    train_data: Any,
-    valid_data: Any,
-    config: TrainConfig,
-    description: Mapping[str, Any] | None,
-) -> Run:
-    content = {
+def _run_content(
+    net: Classifier, train_data: Any, valid_data: Any, config: TrainConfig, description: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What a run folder's ``config.toml`` says, and what has to be the same in all processes."""
+    return {
         "network": net.fingerprint(),
         "data": data_digest(train_data),
         "validation_data": None if valid_data is None else data_digest(valid_data),
         **(description or {}),
         "training": config.to_plain(),
     }
-    return Run(run_dir, content, resume, free=TrainConfig.option_names(bookkeeping=True))
+
+
+def _check_same(content: Mapping[str, Any], generator: torch.Generator) -> None:
+    """An error unless all processes have the same code, data, network, options and random numbers."""
+    names = {"network": "network", "data": "training data", "validation_data": "validation data"}
+    facts = {text: str(content[name]) for name, text in names.items()}
+    options = digest_of(sorted(content["training"].items()))
+    random_numbers = digest_of(generator.get_state().tolist())
+    check_agreement({"version of the code": code_digest(), **facts, "training options": options, "seed": random_numbers})
 
 
 @contextmanager
 def _torch_seeded(generator: torch.Generator) -> Iterator[None]:
     """Within this context what draws from torch's own generator, such as dropout, depends on ours; after it, all is as before."""
     with torch.random.fork_rng():
-        torch.manual_seed(generator.initial_seed())
+        torch.manual_seed((generator.initial_seed() + rank()) % 2**63)
         yield
 
 

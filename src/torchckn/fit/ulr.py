@@ -27,6 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..choices import Hessian, Loss, check_choice
+from ..distributed import gathered
+from ..distributed import total as over_processes
 from ..errors import ConfigError, DataError, NumericalError
 from ..network import Total, of_this_process
 from ..nn.checks import require
@@ -72,7 +74,7 @@ def reduced_objective(
         hessian: of the multinomial model: ``"full"`` (Cholesky), ``"diag"`` (its diagonal), ``"cg"`` (conjugate gradients, which
             never form it), or ``"auto"``.
         solver: another solver of the multinomial model, a function of the batch and tau that gives the step.
-        total: for several processes, see :data:`torchckn.network.Total`; the objective is then this process's part of it.
+        total: for several processes, see :data:`torchckn.network.Total`; the objective is then this process's part of a sum.
 
     Example:
         >>> features, targets = torch.randn(20, 5, requires_grad=True), torch.arange(20) % 3
@@ -92,7 +94,8 @@ def reduced_objective(
         hessian = "full" if batch.classifier.numel() <= FULL_UP_TO else "cg"
     with torch.no_grad():
         eta = (solver or _SOLVERS[hessian])(batch, tau)
-    return Reduced(batch.model(eta, diagonal=hessian == "diag") + tau / 2 * eta.square().sum(), eta)
+    proximal = batch.share * tau / 2 * eta.square().sum()
+    return Reduced(batch.model(eta, diagonal=hessian == "diag") + proximal, eta)
 
 
 @torch.no_grad()
@@ -128,6 +131,8 @@ class Batch:
         self.lam = lam
         self.total = total
         self.images = total(features.new_full((), len(features)))
+        #: of all images, those that this process has
+        self.share = len(features) / self.images
         #: 2 lambda for each column of the classifier, 0 for the bias
         self.curvature_of_penalty = self.x.new_full((self.x.shape[1],), 2 * lam)
         if self.has_bias:
@@ -141,7 +146,8 @@ class Batch:
         return per_image.sum() / self.images
 
     def penalty(self, classifier: Tensor) -> Tensor:
-        return (classifier.square() * self.curvature_of_penalty).sum() / 2
+        """This process's part of it: processes' objectives add up to the objective."""
+        return self.share * (classifier.square() * self.curvature_of_penalty).sum() / 2
 
     def square_loss(self, classifier: Tensor) -> Tensor:
         return self.mean((self.targets - self.x @ classifier.T).square())
@@ -154,7 +160,7 @@ class Batch:
         else:
             curvature = (p * u.square()).sum(1) - (p * u).sum(1).square()
         per_image = ((p - self.targets) * u - self.targets * self.log_p).sum(1) + curvature / 2
-        penalty = self.penalty(self.classifier) + (self.classifier * eta * self.curvature_of_penalty).sum()
+        penalty = self.penalty(self.classifier) + self.share * (self.classifier * eta * self.curvature_of_penalty).sum()
         return self.mean(per_image) + penalty + self.penalty(eta)
 
     def gradient(self) -> Tensor:
@@ -260,7 +266,8 @@ def _square_minimizer(batch: Batch) -> Tensor:
         x = x[:, :-1]
         x_mean, y_mean = batch.total(x.sum(0)) / n, batch.total(y.sum(0)) / n
         x, y = x - x_mean, y - y_mean
-    if len(x) < x.shape[1] and batch.total is of_this_process:
+    if n < x.shape[1] and batch.total in (of_this_process, over_processes):
+        x, y = gathered(x), gathered(y)  # the images are the smaller side, and every process solves for all of them
         weight = x.T @ torch.cholesky_solve(y, _ridge_factor(x @ x.T, n * batch.lam))
     else:
         factor = _ridge_factor(batch.total(x.T @ x), n * batch.lam)

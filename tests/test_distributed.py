@@ -1,0 +1,354 @@
+"""Several processes: the same numbers as one, whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.scale import bytes_per_step, counted_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchckn
+from torchckn import ConfigError, DataError, distributed
+from torchckn.fit.methods import METHODS, MethodOptions
+from torchckn.fit.ulr import reduced_objective
+from torchckn.network import FeatureScaling
+
+from .processes import Processes
+from .training import convnet, digits, network, trained
+
+COUNTS = (2, 3, 4)
+#: of filters, which have norm 1. A classifier is the solution of a linear system, which magnifies differences of its features
+TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
+MAGNIFIED = 10
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Processes]]:
+    groups = {count: Processes(count, tmp_path_factory.mktemp(f"group{count}")) for count in COUNTS}
+    yield groups
+    for group in groups.values():
+        group.close()
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest difference, relative to the largest entry of its tensor."""
+    assert one.keys() == other.keys()
+    pairs = [(one[name].double(), other[name].double()) for name in one if one[name].numel()]
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-300)) for a, b in pairs)
+
+
+def require_equal(one: dict[str, Tensor], others: list[dict[str, Tensor]], tolerance: float) -> None:
+    filters, rest = ([name for name in one if name.startswith("layers.") == is_layer] for is_layer in (True, False))
+    for names, allowed in ((filters, tolerance), (rest, MAGNIFIED * tolerance)):
+        if names:
+            assert distance(*({name: state[name] for name in names} for state in (one, others[0]))) <= allowed
+    for other in others[1:]:
+        assert all(torch.equal(other[name], others[0][name]) for name in other), "processes have different numbers"
+
+
+# Sums
+
+
+def sums() -> dict[str, Any]:
+    here, processes = distributed.rank(), distributed.world()
+    part = torch.tensor([1.0 + here, 2.0], dtype=torch.float64, requires_grad=True)
+    whole = distributed.total(part)
+    (whole.square().sum() * (1 + here)).backward()
+    parameter = nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.full((3,), float(here + 1))
+    number = distributed.sum_gradients([parameter], 10.0)
+    return {
+        "total": whole.detach(),
+        "gradient": part.grad,
+        "summed": parameter.grad,
+        "number": number[0],
+        "numbers": distributed.total_of_numbers(1.0, here),
+        "largest": distributed.largest(here),
+        "rows": distributed.gathered(torch.arange(here * 10, here * 10 + here)),
+        "shares": distributed.share(10),
+        "first": distributed.from_first(lambda: f"of {here}"),
+        "processes": processes,
+    }
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_sums_and_their_gradients_are_over_all_processes(groups: dict[int, Processes], count: int) -> None:
+    answers = groups[count](sums)
+    every = sum(range(1, count + 1))
+    for answer in answers:
+        assert answer["total"].tolist() == [every, 2 * count]
+        # every process's objective has every part: sum_r (1 + r) * 2 * total
+        assert answer["gradient"].tolist() == [every * 2 * every, every * 2 * 2 * count]
+        assert answer["summed"].tolist() == [every] * 3
+        assert answer["number"] == 10 * count
+        assert answer["numbers"] == [count, every - count]
+        assert answer["largest"] == count - 1
+        assert answer["rows"].tolist() == [10 * r + i for r in range(count) for i in range(r)]
+        assert answer["first"] == "of 0"
+    assert [i for answer in answers for i in range(10)[answer["shares"]]] == list(range(10))
+
+
+def test_one_process_does_not_even_copy() -> None:
+    part = torch.ones(3)
+    assert distributed.total(part) is part
+    assert distributed.gathered(part) is part
+    assert distributed.totals(part)[0] is part
+    net = network()
+    with distributed.summing(net):
+        assert "total" not in vars(net.scaling)
+
+
+# Steps
+
+
+def steps(method: str, dtype: torch.dtype, batch: int, options: dict[str, Any], count: int = 4) -> dict[str, Tensor]:
+    """Some steps by hand, each process on its share of every batch."""
+    net: Any = convnet().to(dtype) if method == "sgd" else network(dtype=dtype)
+    images, labels = digits()[0]
+    one = METHODS[method](net, MethodOptions(lam=2**-8, momentum=0.5, **options))
+    results = []
+    for i in range(count):
+        index = torch.arange(i * batch, (i + 1) * batch)[distributed.share(batch)]
+        results.append(one.step(images[index].to(dtype), labels[index], lr=2**-6))
+    results.append((one.loss(images[index].to(dtype), labels[index]), 0.0))
+    return net.state_dict() | {"results": torch.tensor(results, dtype=torch.float64)}
+
+
+METHOD_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("ulr", {"hessian": "full"}),
+    ("ulr", {"hessian": "diag"}),
+    ("ulr", {"hessian": "cg"}),
+    ("ulr", {"loss": "square"}),
+    ("ulr", {"head_update": "reuse", "chunk": 7}),
+    ("sgo", {}),
+    ("sgo", {"loss": "square"}),
+    ("sgo-ball", {"radius": 1.0}),
+    ("sgd", {}),
+]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(("method", "options"), METHOD_OPTIONS, ids=lambda value: str(value))
+def test_steps_of_every_method_are_those_of_one_process(
+    groups: dict[int, Processes], method: str, options: dict[str, Any], count: int
+) -> None:
+    for dtype, tolerance in TOLERANCES.items():
+        batch = 46  # no multiple of 3 or 4: the shares are unequal
+        if options.get("hessian") == "cg":
+            tolerance *= 10  # the solve ends with a residual of 6e-11
+        require_equal(steps(method, dtype, batch, options), groups[count](steps, method, dtype, batch, options), tolerance)
+
+
+def reduced(
+    n: int, d: int, classes: int, loss: Any, hessian: Any, centering: Any, bias: bool, seed: int
+) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=g, dtype=torch.float64)
+    y = torch.randint(classes, (n,), generator=g)
+    head = nn.Linear(d, classes, bias=bias, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=g, dtype=torch.float64))
+    mine = distributed.share(n)
+    part = x[mine].requires_grad_()
+    scaling = FeatureScaling(d, centering, dtype=torch.float64)
+    scaling.total = distributed.total
+    value, eta = reduced_objective(scaling(part), y[mine], head, 2**-6, 2**-4, loss, hessian, total=distributed.total)
+    value.backward()
+    assert part.grad is not None
+    return {"value": distributed.total(value.detach()), "eta": eta, "gradient": distributed.gathered(part.grad)}
+
+
+@settings(max_examples=25)
+@given(
+    case=st.fixed_dictionaries(
+        {
+            "n": st.integers(4, 30),
+            "d": st.integers(2, 12),
+            "classes": st.integers(2, 4),
+            "loss": st.sampled_from(["multinomial", "square"]),
+            "hessian": st.sampled_from(["full", "diag", "cg"]),
+            "centering": st.sampled_from(["image", "feature", "none"]),
+            "bias": st.booleans(),
+            "seed": st.integers(0, 10**6),
+        }
+    )
+)
+def test_the_reduced_objective_is_that_of_one_process(groups: dict[int, Processes], case: dict[str, Any]) -> None:
+    one = reduced(**case)
+    for group in groups.values():
+        require_equal(one, group(reduced, **case), 1e-10 if case["hessian"] == "cg" else 1e-12)
+
+
+def traffic(options: dict[str, Any]) -> tuple[int, int]:
+    """Bytes that were added up in a step, and those by the formula."""
+    net = network()
+    images, labels = digits()[0]
+    method = METHODS["ulr"](net, MethodOptions(lam=2**-8, **options))
+    mine = distributed.share(46)
+    with counted_bytes() as sent:
+        method.step(images[:46][mine], labels[:46][mine], 2**-6)
+    parameters = sum(p.numel() for group in net.parameter_groups() for p in group["params"])
+    exact = options.get("head_update") != "reuse"
+    return sum(sent), bytes_per_step(parameters, net.head.in_features, net.head.out_features, options["hessian"], exact)
+
+
+@pytest.mark.parametrize(
+    "options", [{"hessian": "full"}, {"hessian": "diag"}, {"hessian": "full", "head_update": "reuse"}], ids=str
+)
+def test_as_many_bytes_travel_in_a_step_as_the_formula_says(groups: dict[int, Processes], options: dict[str, Any]) -> None:
+    for sent, expected in groups[2](traffic, options):
+        assert sent == expected
+
+
+def through_ddp() -> dict[str, Tensor]:
+    """The gradient of the mean loss of a ConvNet in a loop of one's own."""
+    net = convnet().double()
+    images, labels = digits()[0]
+    mine = distributed.share(48)
+    with distributed.summing(net):
+        wrapped = DistributedDataParallel(net) if distributed.world() > 1 else net
+        F.cross_entropy(wrapped(images[:48].double()[mine]), labels[:48][mine]).backward()
+    return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("count", [2, 4])  # which divide the batch: DDP averages the processes' means
+def test_distributed_data_parallel_gives_the_gradient_of_one_process(groups: dict[int, Processes], count: int) -> None:
+    require_equal(through_ddp(), groups[count](through_ddp), 1e-12)
+
+
+# Whole trainings
+
+
+def whole(dtype: torch.dtype, as_what: str = "pair", **options: Any) -> dict[str, Tensor]:
+    net = network(dtype=dtype)
+    parts = [(images.to(dtype), labels) for images, labels in digits(640)]
+    if as_what == "dataset":
+        parts = [TensorDataset(*part) for part in parts]  # type: ignore[misc]
+    elif as_what == "loader":
+        parts = [DataLoader(TensorDataset(*part), 50) for part in parts]  # type: ignore[misc]
+    arguments: dict[str, Any] = {
+        "steps": 3,
+        "lr": 2**-6,
+        "batch_size": 50,
+        "lambdas": [2.0**-6, 2.0**-9],
+        "patches": 300,
+        "final_head": False,
+    }
+    result = torchckn.train(net, *parts, generator=torch.Generator().manual_seed(0), **arguments | options)
+    evaluation = torchckn.evaluate(net, parts[1])
+    numbers = [[record["loss"], record["accuracy"], record["lr"]] for record in result.history[1:]]
+    return net.state_dict() | {
+        "history": torch.tensor(numbers, dtype=torch.float64),
+        "evaluation": torch.tensor([evaluation.accuracy, evaluation.loss, evaluation.images], dtype=torch.float64),
+        "predictions": evaluation.predictions,
+    }
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_filters_head_and_training_are_those_of_one_process(
+    groups: dict[int, Processes], dtype: torch.dtype, count: int
+) -> None:
+    # in double precision, iterations for the first classifier magnify the last bit of its sums
+    require_equal(whole(dtype), groups[count](whole, dtype), max(TOLERANCES[dtype], 1e-7))
+
+
+def test_the_final_classifier_is_as_near_as_its_iterations_are_precise(groups: dict[int, Processes]) -> None:
+    one = whole(torch.float64, final_head=True)
+    for other in groups[3](whole, torch.float64, final_head=True):
+        assert distance({"head": one["head.weight"]}, {"head": other["head.weight"]}) < 1e-6
+        assert torch.equal(one["predictions"], other["predictions"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": "search"}, {"rollback": True, "steps": 14}, {"loss": "square"}, {"as_what": "dataset"}, {"as_what": "loader"}],
+    ids=str,
+)
+def test_search_roll_back_and_data_of_all_kinds_are_those_of_one_process(
+    groups: dict[int, Processes], options: dict[str, Any]
+) -> None:
+    require_equal(whole(torch.float64, **options), groups[3](whole, torch.float64, **options), 1e-7)
+
+
+def test_before_the_first_step_everything_is_equal_bit_for_bit(groups: dict[int, Processes]) -> None:
+    options = {"steps": 0}
+    one = whole(torch.float32, **options)
+    for group in groups.values():
+        for other in group(whole, torch.float32, **options):
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def head_fit(search: str) -> list[float]:
+    net, (train_data, valid_data) = network(), digits(640)
+    fit = torchckn.fit_head(net, train_data, valid_data, search=search, lambdas=[2.0**-i for i in range(6, 14)])  # type: ignore[arg-type]
+    return [fit.lam, fit.accuracy or 0, *(value for score in fit.curve for value in (score.lam, score.accuracy, score.loss))]
+
+
+def test_the_penalty_is_chosen_by_the_images_of_all_processes(groups: dict[int, Processes]) -> None:
+    one = head_fit("path")
+    for group in groups.values():
+        for other in group(head_fit, "path"):
+            assert other == pytest.approx(one, rel=1e-6)
+
+
+# Runs and errors
+
+
+def run_in(folder: str, steps: int, resume: bool) -> dict[str, Tensor]:
+    options = {"run_dir": folder, "resume": resume, "checkpoint_every": 2, "final_head": False}
+    return trained(network(dtype=torch.float64), steps=steps, **options)[0].state_dict()
+
+
+def test_a_run_is_resumed_by_another_number_of_processes(groups: dict[int, Processes], tmp_path: Any) -> None:
+    one = run_in(str(tmp_path / "one"), 6, False)
+    first = groups[2](run_in, str(tmp_path / "several"), 3, False)
+    require_equal(run_in(str(tmp_path / "start"), 3, False), first, 1e-7)
+    require_equal(one, groups[4](run_in, str(tmp_path / "several"), 6, True), 1e-7)
+    again = groups[3](run_in, str(tmp_path / "several"), 6, True)  # it is finished: the same network
+    require_equal(one, again, 1e-7)
+
+
+def message(kind: str) -> str:
+    here = distributed.rank()
+    try:
+        if kind == "data":
+            images, labels = digits()[0]
+            torchckn.train(network(), (images + here, labels), lam=0.1, steps=1, batch_size=8)
+        elif kind == "seed":
+            torchckn.train(network(), digits()[0], lam=0.1, steps=1, batch_size=8, seed=here)
+        elif kind == "batch":
+            torchckn.train(network(), digits()[0], lam=0.1, steps=1, batch_size=1)
+        else:
+            torchckn.train(network(), digits()[0], lam=0.1, steps=1, run_dir=kind)
+    except (ConfigError, DataError) as error:
+        return str(error)
+    return "no error"
+
+
+def test_different_data_or_options_are_noticed_by_all_processes(groups: dict[int, Processes]) -> None:
+    for told in groups[2](message, "data"):
+        assert "process 1 on" in told
+        assert "has another training data than process 0" in told
+        assert "give all machines the same code, data and options" in told
+    assert all("another training options than process 0" in told for told in groups[2](message, "seed"))
+
+
+def test_a_batch_has_an_image_for_every_process(groups: dict[int, Processes]) -> None:
+    assert set(groups[3](message, "batch")) == {"batch_size is 1, but there are 3 processes; each needs at least one image"}
+
+
+def test_an_error_of_the_first_process_is_one_of_all(groups: dict[int, Processes], tmp_path: Any) -> None:
+    (tmp_path / "file.txt").write_text("not a run")
+    told = groups[3](message, str(tmp_path))
+    assert len(set(told)) == 1
+    assert "is not empty and not a run" in told[0]

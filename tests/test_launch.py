@@ -1,0 +1,234 @@
+"""The command in several processes: the same network, one voice, and what happens when one of them is killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchckn import ConfigError, launch, runs
+from torchckn.errors import LostProcessError
+from torchckn.storage import KIND, read_tensors
+
+from .faults.harness import environment
+
+OPTIONS = ["--filters", "16", "--batch-size", "50", "--patches", "500", "--lambdas", "0.01,0.001", "--lr", "0.01"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def command(arguments: list[str], *, torchrun: int = 0, restarts: int = 0, **variables: str) -> subprocess.Popen[str]:
+    start = [*TORCHRUN, str(torchrun), "--max-restarts", str(restarts)] if torchrun else []
+    env = environment() | variables
+    line = [sys.executable, *start, "-m", "torchckn", *arguments]
+    return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(arguments: list[str], **options: Any) -> tuple[int, str, str]:
+    running = command(arguments, **options)
+    out, err = running.communicate(timeout=400)
+    return running.returncode, out, err
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(run / "model" / "model.safetensors", KIND)[1]
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest one of filters, which have norm 1."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max(
+        float((first[name] - second[name]).abs().max()) for name in first if name.endswith(".weight") and "layers" in name
+    )
+
+
+def train(run: Path, data: str | Path = "mnist-mini", steps: int = 4, *more: str) -> list[str]:
+    return ["train", "lenet5", "--data", str(data), "--steps", str(steps), *OPTIONS, "--run", str(run), *more]
+
+
+def workers(launcher: int) -> dict[int, int]:
+    """The processes that a launcher has started: their numbers by rank."""
+    found = {}
+    for place in Path("/proc").iterdir():
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (place / "environ").read_bytes().decode(errors="replace").split("\0") if parent == launcher else []
+        except (OSError, ValueError, IndexError):
+            continue
+        found |= {int(entry[5:]): int(place.name) for entry in variables if entry.startswith("RANK=")}
+    return found
+
+
+def wait_for_step(run: Path, step: int, running: subprocess.Popen[str], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_bytes().splitlines()) <= step:
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline, "no step was made"
+        time.sleep(0.02)
+
+
+def test_two_processes_train_lenet5_as_one_does_and_show_one_of_everything(tmp_path: Path) -> None:
+    assert finished(train(tmp_path / "one"))[0] == 0
+    status, out, err = finished(train(tmp_path / "two", "mnist-mini", 2, "--processes", "2"))
+    assert status == 0, err
+    assert out.count("lenet5 (ckn), 5000 training images") == out.count("validation accuracy") == 1
+    assert len(runs.read_metrics(tmp_path / "two")) == 3
+    status, out, err = finished(["train", "--resume", str(tmp_path / "two"), "--steps", "4"])  # by one process
+    assert status == 0, err
+    assert difference(tmp_path / "one", tmp_path / "two") < 1e-6
+
+
+@pytest.mark.slow
+def test_four_processes_of_torchrun_train_lenet5_as_one_does(tmp_path: Path) -> None:
+    assert finished(train(tmp_path / "one"))[0] == 0
+    status, _, err = finished(train(tmp_path / "four"), torchrun=4)
+    assert status == 0, err
+    assert difference(tmp_path / "one", tmp_path / "four") < 1e-6
+
+
+def test_a_killed_process_ends_the_others_and_says_which_one_it_was(tmp_path: Path, few_digits: Path) -> None:
+    run = tmp_path / "run"
+    running = command(train(run, few_digits, 100_000, "--processes", "2"))
+    wait_for_step(run, 2, running)
+    os.kill(workers(running.pid)[1], signal.SIGKILL)
+    clock = time.monotonic()
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert time.monotonic() - clock < 120  # about five, on a machine that has time
+    text = err.replace("\n", " ")
+    assert "process 1 of 2 was killed (SIGKILL), and the others were stopped" in text
+    assert f"torchckn train --resume {run}" in text
+    assert text.count("error:") == 1
+    assert "Traceback" not in text
+
+
+def test_a_mistake_is_told_once(tmp_path: Path, few_digits: Path) -> None:
+    status, _, err = finished(train(tmp_path / "run", few_digits, 2, "--batch-size", "1", "--processes", "2"))
+    assert status in (1, 2)
+    assert err.count("batch_size is 1, but there are 2 processes") == 1
+    assert "Traceback" not in err
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def set_place(monkeypatch: pytest.MonkeyPatch, rank: int, port: int | None) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    if port is None:
+        monkeypatch.delenv("MASTER_PORT", raising=False)
+    else:
+        monkeypatch.setenv("MASTER_PORT", str(port))
+
+
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        set_place(monkeypatch, 0, port)
+        with (
+            pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use by another program; choose a free one"),
+            launch.joined(2, "again"),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_do_not_come_are_waited_for_no_longer_than_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    set_place(monkeypatch, rank, free_port())
+    with (
+        pytest.raises(LostProcessError, match=f"process {rank} of 2 waited 1 s for the others at 127.0.0.1:.*--timeout"),
+        launch.joined(1, "again"),
+    ):
+        pass
+
+
+def test_a_process_that_was_not_told_where_the_others_are_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_place(monkeypatch, 0, None)
+    with (
+        pytest.raises(ConfigError, match="process 0 of 2 does not know where the others are .*torchrun"),
+        launch.joined(1, "again"),
+    ):
+        pass
+
+
+def test_one_process_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with launch.joined(1, "again"):
+        assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_process_lost_under_torchrun_is_named_by_the_others(tmp_path: Path, few_digits: Path) -> None:
+    run = tmp_path / "run"
+    running = command(train(run, few_digits, 100_000), torchrun=3)
+    wait_for_step(run, 2, running)
+    os.kill(workers(running.pid)[1], signal.SIGKILL)
+    clock = time.monotonic()
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert time.monotonic() - clock < 60
+    assert "SIGKILL" in err  # torchrun's own report
+    assert err.count("error: ") <= 1
+
+
+@pytest.mark.slow
+def test_ten_runs_with_a_killed_process_restart_and_end_with_the_undisturbed_weights(
+    tmp_path: Path, few_digits: Path
+) -> None:
+    chance = random.Random(0)
+    steps, more = 40, ("--processes", "3", "--max-restarts", "2", "--checkpoint-every", "5", "--quiet")
+    status, _, err = finished(train(tmp_path / "undisturbed", few_digits, steps, *more))
+    assert status == 0, err
+    expected = weights(tmp_path / "undisturbed")
+    for i in range(10):
+        run = tmp_path / f"run-{i}"
+        running = command(train(run, few_digits, steps, *more))
+        wait_for_step(run, chance.randrange(0, steps - 5), running)
+        time.sleep(chance.uniform(0, 0.2))
+        os.kill(workers(running.pid)[chance.randrange(3)], signal.SIGKILL)
+        _, err = running.communicate(timeout=300)
+        assert running.returncode == 0, err
+        found = weights(run)
+        assert all(torch.equal(found[name], expected[name]) for name in expected), f"run {i}"
+    print("FAULTS kills of one of three processes: 10 kills, 10 equal results, 0 failed")
+
+
+def seconds_per_step(run: Path) -> float:
+    """The median, after the first ones."""
+    times = [record["seconds"] for record in runs.read_metrics(run)]
+    steps = sorted(later - earlier for earlier, later in itertools.pairwise(times[5:]))
+    return steps[len(steps) // 2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two processes need two cores")
+def test_two_processes_of_one_thread_are_as_fast_as_one_of_two_threads(tmp_path: Path) -> None:
+    ratios = []
+    for i in range(3):  # the best of three: the machine may be busy with other things
+        for name, threads, more in (("one", "2", ()), ("two", "1", ("--processes", "2"))):
+            arguments = [*train(tmp_path / f"{name}-{i}", "mnist-mini", 40, *more), "--batch-size", "256"]
+            running = command(arguments, OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
+            _, err = running.communicate(timeout=600)
+            assert running.returncode == 0, err
+        ratios.append(seconds_per_step(tmp_path / f"two-{i}") / seconds_per_step(tmp_path / f"one-{i}"))
+    print(f"two processes of one thread against one of two threads: {min(ratios):.2f} times the time per step")
+    assert min(ratios) <= 1.15

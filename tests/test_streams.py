@@ -1,0 +1,177 @@
+"""Images that are read when they are needed: the same numbers as images in memory, from files and from shards."""
+
+from __future__ import annotations
+
+import io
+import resource
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import torchckn
+from torchckn import ConfigError, DataError, data
+from torchckn.data import LazyPart
+
+from .faults.harness import environment
+from .training import network
+
+SIZE = 14
+
+
+def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    labels = np.arange(count) % 10
+    images = chance.integers(0, 256, (count, SIZE, SIZE)).astype(np.uint8)
+    images[np.arange(count), labels, :] = 255
+    return images, labels
+
+
+def as_files(folder: Path, count: int = 60) -> None:
+    images, labels = pictures(count)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        place = folder / str(label)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i:05d}.png")
+
+
+def as_tars(folder: Path, count: int = 60, shards: int = 3) -> None:
+    images, labels = pictures(count)
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard in range(shards):
+        with tarfile.open(folder / f"train-{shard}.tar", "w") as archive:
+            for i in range(shard, count, shards):
+                content = io.BytesIO()
+                Image.fromarray(images[i]).save(content, "PNG")
+                entry = tarfile.TarInfo(f"{labels[i]}/{i:05d}.png")
+                entry.size = len(content.getvalue())
+                archive.addfile(entry, io.BytesIO(content.getvalue()))
+
+
+def as_arrays(folder: Path, count: int = 60, shards: int = 3) -> None:
+    images, labels = pictures(count)
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard in range(shards):
+        np.savez(folder / f"train-{shard}.npz", x=images[shard::shards], y=labels[shard::shards])
+
+
+def content(part: Any) -> list[tuple[int, bytes]]:
+    """All images with their labels, in an order that does not depend on where they are."""
+    return sorted((int(part[i][1]), part[i][0].numpy().tobytes()) for i in range(len(part)))
+
+
+@pytest.mark.parametrize("written", [as_files, as_tars, as_arrays])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_are_those_that_were_written(tmp_path: Path, written: Any, workers: int) -> None:
+    written(tmp_path / "images")
+    streamed = data.load(tmp_path / "images", stream=True, workers=workers)
+    assert isinstance(streamed.train, LazyPart)
+    assert streamed.image_shape == (1, SIZE, SIZE)
+    assert streamed.classes == tuple(map(str, range(10)))
+    images, labels = pictures(60)
+    assert content(streamed.train) == sorted(
+        (int(label), image.tobytes()) for image, label in zip(images, labels, strict=True)
+    )
+    batches = list(data.batches(streamed.train, 25))
+    assert [len(images) for images, _ in batches] == [25, 25, 10]
+
+
+def test_training_is_that_on_images_in_memory_and_is_resumed(tmp_path: Path) -> None:
+    as_files(tmp_path / "images", 100)
+    memory, streamed = data.load(tmp_path / "images"), data.load(tmp_path / "images", stream=True, workers=1)
+    states = []
+    options: dict[str, Any] = {"lam": 2**-6, "batch_size": 16, "lr": 2**-6, "patches": 200, "checkpoint_every": 1}
+    for part, runs in ((memory.train, [5]), (streamed.train, [2, 5])):
+        for steps in runs:
+            net = network()
+            torchckn.train(net, part, steps=steps, run_dir=tmp_path / type(part).__name__, resume=True, **options)
+        states.append(net.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_other_sizes_are_resized_if_asked_for(tmp_path: Path) -> None:
+    as_files(tmp_path)
+    Image.new("L", (30, 20), 7).save(tmp_path / "3" / "other.png")
+    with pytest.raises(DataError, match="has 20x30 pixels, the network expects 14x14"):
+        list(data.batches(data.load(tmp_path, stream=True).train, 16))
+    resized = data.load(tmp_path, stream=True, resize=9).train
+    assert {images.shape[1:] for images, _ in data.batches(resized, 16)} == {(1, 9, 9)}
+
+
+def test_what_cannot_be_streamed_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--stream expected a folder of images or of shards"):
+        data.load("mnist-mini", stream=True)
+    with pytest.raises(ConfigError, match="add stream"):
+        data.load("mnist-mini", workers=2)
+    images, labels = pictures(20)
+    np.savez_compressed(tmp_path / "train-0.npz", x=images, y=labels)
+    with pytest.raises(DataError, match="it is compressed, so that no image can be read alone; write it with np.savez"):
+        data.load(tmp_path, stream=True)
+    np.savez(tmp_path / "train-0.npz", x=images.astype(np.float32), y=labels)
+    with pytest.raises(DataError, match="expected x of uint8, as shards have it, got float32"):
+        data.load(tmp_path, stream=True)
+    np.savez(tmp_path / "train-0.npz", x=images, y=labels)
+    with pytest.raises(ConfigError, match="--resize is for image files"):
+        data.load(tmp_path, stream=True, resize=5)
+    (tmp_path / "train-0.npz").rename(tmp_path / "test-0.npz")
+    with pytest.raises(DataError, match="has no shards for training; name them train-000.npz"):
+        data.load(tmp_path, stream=True)
+    (tmp_path / "train-1.tar").write_bytes(b"no archive")
+    with pytest.raises(DataError, match="expected shards of one kind"):
+        data.load(tmp_path, stream=True)
+    (tmp_path / "test-0.npz").unlink()
+    with pytest.raises(DataError, match="cannot be read as a .tar file that is not compressed"):
+        data.load(tmp_path, stream=True)
+    with tarfile.open(tmp_path / "train-1.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("1.png"))
+    with pytest.raises(DataError, match="expected images in a folder for each class, as in cat/1.png"):
+        data.load(tmp_path, stream=True)
+
+
+def test_a_shard_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
+    as_arrays(tmp_path, shards=1)
+    part = data.load(tmp_path, stream=True).train
+    (tmp_path / "train-0.npz").write_bytes(b"")
+    with pytest.raises(DataError, match="is shorter than it was when training began"):
+        part[5]
+
+
+_TRAINING = """
+import resource, sys
+import torch, torchckn
+from torchckn import data
+from tests.training import network
+
+peaks = []
+class Watch(torchckn.Callback):
+    def on_step_end(self, training, record):
+        with open("/proc/self/statm") as file:
+            peaks.append(int(file.read().split()[1]) * resource.getpagesize())
+
+part = data.load(sys.argv[1], stream=True).train
+net = network()
+net.filters_fitted.fill_(True)
+net.lam.fill_(2**-8)
+torchckn.train(net, part, method="sgo", epochs=1, batch_size=100, lr=2**-6, final_head=False, lam=2**-8, callbacks=[Watch()])
+early, late = max(peaks[:10]), max(peaks)
+print(len(part), len(peaks), early, late)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_flat_while_200000_image_files_are_trained_on(tmp_path: Path) -> None:
+    as_files(tmp_path / "images", 200_000)
+    command = [sys.executable, "-c", _TRAINING, str(tmp_path / "images")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stderr
+    count, steps, early, late = map(int, done.stdout.split())
+    assert (count, steps) == (200_000, 2000)
+    print(f"memory after 1,000 images {early / 2**20:.0f} MiB, at most {late / 2**20:.0f} MiB in 200,000")
+    assert late <= 1.1 * early
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2**22
