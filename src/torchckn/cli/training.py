@@ -27,8 +27,9 @@ def demo(
     Example: [bold]torchckn demo --steps 50 --output demo[/bold]
     """
     from ..demo import run
+    from ..files import check_parent
 
-    run(output, seed, steps)
+    run(check_parent(output), seed, steps)
 
 
 @settings_options()
@@ -67,9 +68,12 @@ def train(
 
     from .. import runs
     from ..building import build_network, load_images, own_source, run_description, trusted_source
+    from ..files import check_parent
     from ..fit import TensorBoard
     from ..fit import train as fit
 
+    if run:
+        check_parent(run)
     if resume and not network:
         source = trusted_source(resume, runs.read_config(resume), settings, trust)
     else:
@@ -134,7 +138,7 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
     content = runs.read_config(folder)
     if "settings" not in content:
         raise ConfigError(f"{folder} was not made by torchckn train; resume it from Python, with the same arguments")
-    free = {"steps"} | TrainConfig.option_names(bookkeeping=True)
+    free = {*runs.MAY_DIFFER} | TrainConfig.option_names(bookkeeping=True)
     fixed = sorted(given.keys() - free)
     if fixed:
         raise ConfigError(
