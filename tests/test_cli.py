@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -585,7 +586,45 @@ def test_a_network_that_is_named_again_is_trusted_if_it_is_the_same(
     source.write_text(NETWORK + "\n# changed\n")
     status, _, err = command(*again[:-2], 3)
     assert status == 2
-    assert "another configuration: network_source" in " ".join(err.split())
+    assert "another configuration: network_sha256, network_source, steps (expected network_sha256 = " in " ".join(
+        err.split()
+    )
+    assert "# changed" not in err
+
+
+def test_code_of_a_run_folder_that_was_changed_is_not_executed(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    source, run = tmp_path / "net.py", tmp_path / "run"
+    source.write_text(NETWORK)
+    own = ["--kind", "convnet", "--data", place / "digits.npz", "--steps", 0, "--lr", 0.01, "--batch-size", 32]
+    assert command("train", f"{source}:Small", *own, "--run", run, "-q")[0] == 0
+    config = (run / "config.toml").read_text()
+    assert f'network_sha256 = "{hashlib.sha256(NETWORK.encode()).hexdigest()}"' in config
+    (run / "config.toml").write_text(config.replace("class Small", "class  Small"))
+    status, out, err = command("evaluate", run, "--trust")
+    assert (status, out) == (1, "")
+    assert "(network_source) was changed after the run was made: its digest is not network_sha256" in " ".join(err.split())
+
+
+def test_folders_are_made_below_the_working_folder_only(
+    command: Callable[..., Result], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    (work / "link").symlink_to(tmp_path / "slip" / "target")
+    for line in (
+        ["train", "lenet1", "--data", place / "digits.npz", "--run", tmp_path / "slip" / "run"],
+        ["demo", "--output", tmp_path / "slip" / "demo"],
+        ["translate", "lenet1", "--input-shape", "1,28,28", "--svg", tmp_path / "slip" / "a.svg"],
+        ["translate", "lenet1", "--input-shape", "1,28,28", "--svg", "link"],
+    ):
+        status, _, err = command(*line)
+        assert status == 2
+        assert f"the folder {tmp_path / 'slip'} does not exist; create it first" in " ".join(err.split())
+    assert not (tmp_path / "slip").exists()
+    assert command("translate", "lenet1", "--input-shape", "1,28,28", "--svg", "new/a.svg")[0] == 0
 
 
 def test_a_finished_run_is_trained_further(command: Callable[..., Result], place: Path, tmp_path: Path) -> None:

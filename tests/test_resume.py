@@ -21,7 +21,8 @@ from torch.utils.data import TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError, NumericalError, runs
-from torchckn.fit import methods
+from torchckn.fit import loop, methods
+from torchckn.fit.callbacks import Callback, Record, Training
 from torchckn.fit.schedules import Search
 from torchckn.graph import Dense, Graph
 
@@ -221,13 +222,13 @@ def test_other_files_of_a_folder_are_never_touched(tmp_path: Path) -> None:
         trained(run_dir=tmp_path / "h")
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(files)
     trained(run_dir=tmp_path / "run", steps=2)
-    for name in ("run/.config.toml.swp", "run/other/.x.torchckn-partial", "run/.config.toml.abc.torchckn-partial"):
+    for name in ("run/.config.toml.swp", "run/other/.x.torchckn-partial", "run/.config.toml.abcdefgh.torchckn-partial"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     trained(run_dir=tmp_path / "run", steps=2, resume=True)
     assert (tmp_path / "run" / ".config.toml.swp").exists()
     assert (tmp_path / "run" / "other" / ".x.torchckn-partial").exists()
-    assert not (tmp_path / "run" / ".config.toml.abc.torchckn-partial").exists()
+    assert not (tmp_path / "run" / ".config.toml.abcdefgh.torchckn-partial").exists()
 
 
 def test_memory_that_runs_out_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +248,9 @@ def test_memory_that_runs_out_says_how_to_go_on(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(NumericalError, match="step 4 failed: there is not enough memory. Try a smaller chunk"):
         trained(ckn, run_dir=tmp_path / "run", final_head=False)
     assert torch.equal(ckn.layers["conv"].weight, good.layers["conv"].weight)
+    _, result = trained(run_dir=tmp_path / "run", final_head=False, resume=True, chunk=16)
+    assert result.steps == 12
+    assert runs.read_config(tmp_path / "run")["training"]["chunk"] == 16
 
 
 def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
@@ -333,3 +337,51 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) ->
     checkpoint = runs.read_checkpoint(tmp_path / "run")
     assert checkpoint is not None
     assert checkpoint[1]["step"] == steps[-1] >= 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("when", ["before the first step, while fitting filters and classifier", "after step 12 of 12"])
+def test_a_signal_before_the_first_step_or_in_the_last_one_says_where_training_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, when: str
+) -> None:
+    class Sends(Callback):
+        def on_step_end(self, training: Training, record: Record) -> None:
+            if training.step == 12 and when.startswith("after"):
+                signal.raise_signal(number)
+
+    expected, _ = trained()
+    with monkeypatch.context() as patch:
+        if when.startswith("before"):
+            patch.setattr(loop, "fit_filters", lambda *_, **__: signal.raise_signal(number))
+        with pytest.raises(
+            KeyboardInterrupt, match=f"training was interrupted {when}.*; resume it with resume=True, run_dir="
+        ):
+            trained(run_dir=tmp_path / "run", callbacks=[Sends()])
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    resumed, _ = trained(run_dir=tmp_path / "run", resume=True)
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in expected.state_dict().items())
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_with_a_configuration_of_something_else_is_left_as_it_is(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "config.toml").write_text("[server]\nport = 80\n")
+    (tmp_path / ".config.toml.abcdefgh.torchckn-partial").write_text("mine")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    message = "is not a run folder: its config.toml has no training" if resume else "has a run already"
+    with pytest.raises(DataError if resume else ConfigError, match=message):
+        trained(run_dir=tmp_path, steps=1, resume=resume)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_resumed_run_removes_temporaries_of_its_own_files_only(tmp_path: Path) -> None:
+    trained(run_dir=tmp_path / "run", steps=1)
+    ours = [".result.json.a1b2c3d4.torchckn-partial", "checkpoint/.last.safetensors.a1b2c3d4.torchckn-partial"]
+    mine = [
+        ".notes.md.a1b2c3d4.torchckn-partial",
+        ".result.json.old.torchckn-partial",
+        "model/.result.json.a1b2c3d4.torchckn-partial",
+    ]
+    for name in (*ours, *mine):
+        (tmp_path / "run" / name).write_text("half")
+    trained(run_dir=tmp_path / "run", steps=2, resume=True)
+    assert [name for name in (*ours, *mine) if (tmp_path / "run" / name).exists()] == mine

@@ -233,3 +233,10 @@ def test_a_link_is_followed_and_a_device_is_not_replaced(tmp_path: Path) -> None
             write_atomically(odd, b"new")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "private"
+    path.touch(mode=0o600)
+    write_atomically(path, b"new")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import sys
@@ -243,7 +244,16 @@ def trusted_source(folder: Path, config: dict[str, Any], settings: Settings, tru
     source = config.get("network_source")
     if not isinstance(source, str):
         raise DataError(f"{folder / 'config.toml'} does not have the Python code of {settings.network} (network_source)")
+    if config.get("network_sha256") != _sha256(source):
+        raise DataError(
+            f"the Python code in {folder / 'config.toml'} (network_source) was changed after the run was made: its digest is not "
+            "network_sha256; restore that file"
+        )
     return source
+
+
+def _sha256(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def run_settings(folder: Path, config: dict[str, Any]) -> Settings:
@@ -256,6 +266,7 @@ def run_description(settings: Settings, images: Images, source: str | None) -> d
     return {
         "settings": settings.model_dump(exclude_none=True, exclude={"training"}),
         "network_source": source,
+        "network_sha256": None if source is None else _sha256(source),
         "classes": list(images.classes),
         "image_shape": list(images.shape),
         "preprocessing": asdict(images.pixels),

@@ -42,7 +42,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
         os.replace(name, path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}; is the disk full?") from error
@@ -52,13 +52,18 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def check_output(path: Path) -> Path:
-    """``path``, as a file that a user has named for output; an error if it cannot be one, before any work is done.
+    """``path``, as a file that a user has named for output; an error if it cannot be one, before any work is done."""
+    if path.is_dir():
+        raise ConfigError(f"expected the name of a file to write, got the folder {path}")
+    check_parent(_destination(path))
+    return path
+
+
+def check_parent(path: Path) -> Path:
+    """``path``, as a file or folder that a user has named for output; an error if folders above it would be made elsewhere.
 
     Folders are made below the working folder only: elsewhere, a folder that does not exist is more likely a slip of the pen.
     """
-    if path.is_dir():
-        raise ConfigError(f"expected the name of a file to write, got the folder {path}")
-    _destination(path)
     folder = path.parent
     if not folder.exists() and not folder.resolve().is_relative_to(Path.cwd()):
         raise ConfigError(f"the folder {folder} does not exist; create it first, or choose another place")
@@ -77,15 +82,16 @@ def _destination(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def partial_files(folder: Path, name: str = "*") -> list[Path]:
-    """What :func:`write_atomically` left in a folder when its process was killed, of files with this name."""
-    return [*folder.glob(f".{name}.*{_PARTIAL}")]
+def partial_files(folder: Path, name: str) -> list[Path]:
+    """What :func:`write_atomically` left in a folder when its process was killed, of files with this name or pattern."""
+    return [*folder.glob(f".{name}.????????{_PARTIAL}")]  # as mkstemp numbers them
 
 
-def remove_partial_files(folder: Path) -> None:
-    """Remove what :func:`write_atomically` left in a folder when its process was killed, and nothing else."""
-    for file in partial_files(folder):
-        file.unlink(missing_ok=True)
+def remove_partial_files(folder: Path, *names: str) -> None:
+    """Remove what :func:`write_atomically` left of files with these names when its process was killed, and nothing else."""
+    for name in names:
+        for file in partial_files(folder, name):
+            file.unlink(missing_ok=True)
 
 
 def _umask() -> int:

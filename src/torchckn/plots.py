@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from .errors import ConfigError
+from .files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,9 +36,9 @@ def new_figure(width: float, height: float, dpi: int = 120) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    path, content = Path(path), io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:] or None)
+    write_atomically(path, content.getvalue())
     return path
 
 

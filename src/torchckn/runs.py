@@ -34,6 +34,14 @@ from .files import partial_files, read_tensors, remove_partial_files, write_atom
 
 #: the last checkpoint, and the one before it
 CHECKPOINTS = ("last", "previous")
+#: options that a resumed run may have other values of: it is trained further, or in less memory (then with other rounding errors)
+MAY_DIFFER = ("steps", "chunk")
+#: the files of a run that are written beside their place first, by folder
+_WRITTEN = {
+    ".": ("config.toml", "environment.json", "metrics.jsonl", "result.json"),
+    "checkpoint": ("last.safetensors", "filters-*.safetensors"),
+    "model": ("model.safetensors",),
+}
 
 
 class Run:
@@ -53,7 +61,7 @@ class Run:
         free: Collection[str] = (),
     ) -> None:
         self.folder = Path(folder)
-        _require_run_or_empty(self.folder)
+        _require_run_or_empty(self.folder, resume)
         self._lock = self._claim()
         try:
             self._begin(config, resume, free)
@@ -78,30 +86,29 @@ class Run:
     def _begin(self, config: dict[str, Any], resume: bool, free: Collection[str]) -> None:
         config = _plain(config)
         if not (self.folder / "config.toml").exists():
-            remove_partial_files(self.folder)  # of a process that was killed before there was a run
+            remove_partial_files(self.folder, "config.toml")  # of a process that was killed before there was a run
             self._write_config(config)
             write_atomically(self.folder / "environment.json", _json(environment()))
             return
-        if not resume:
-            raise ConfigError(
-                f"{self.folder} has a run already; resume it (resume=True, or --resume), or choose another folder"
-            )
-        for part in (".", "checkpoint", "model"):
-            remove_partial_files(self.folder / part)  # of a process that was killed while it wrote
+        if not resume:  # another process began it meanwhile
+            raise _already_a_run(self.folder)
+        for part, names in _WRITTEN.items():
+            remove_partial_files(self.folder / part, *names)  # of a process that was killed while it wrote
         if not (self.folder / "environment.json").exists():
             write_atomically(self.folder / "environment.json", _json(environment()))
         before = read_config(self.folder)
         old, new = _lines(before), _lines(config)
         differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in free)
-        if differing == ["steps"] and new["steps"] > old["steps"]:
-            (self.folder / "result.json").unlink(missing_ok=True)  # it is trained further: no longer finished
-            self._write_config(before | {"training": before["training"] | {"steps": new["steps"]}})
+        if differing and {*differing} <= {*MAY_DIFFER} and new["steps"] >= old.get("steps", 0):
+            if "steps" in differing:
+                (self.folder / "result.json").unlink(missing_ok=True)  # it is trained further: no longer finished
+            self._write_config(before | {"training": before["training"] | {name: new[name] for name in differing}})
         elif differing:
             key = differing[0]
             raise ConfigError(
                 f"{self.folder} has a run of another configuration: {', '.join(differing)} (expected {key} = "
                 f"{old.get(key)!r}, got {new.get(key)!r}); nothing was changed. Resume it with the same configuration (only "
-                "steps may grow), or choose another folder"
+                "steps may grow, and chunk may differ), or choose another folder"
             )
 
     def _write_config(self, config: dict[str, Any]) -> None:
@@ -164,9 +171,19 @@ class Run:
         self._lock.release()
 
 
-def _require_run_or_empty(folder: Path) -> None:
-    """An error for a folder that has other things in it; it is left as it is."""
-    if not folder.is_dir() or (folder / "config.toml").exists():
+def _already_a_run(folder: Path) -> ConfigError:
+    return ConfigError(f"{folder} has a run already; resume it (resume=True, or --resume), or choose another folder")
+
+
+def _require_run_or_empty(folder: Path, resume: bool) -> None:
+    """An error for a folder that cannot be used, because it has a run already or other things; it is left as it is."""
+    if not folder.is_dir():
+        return
+    if (folder / "config.toml").exists():
+        if not resume:
+            raise _already_a_run(folder)
+        if "training" not in read_config(folder):
+            raise DataError(f"{folder} is not a run folder: its config.toml has no training; choose another folder")
         return
     ours = {folder / ".lock", *partial_files(folder, "config.toml")}  # of a process that was killed before there was a run
     others = [item.name for item in folder.iterdir() if item not in ours]

@@ -135,7 +135,7 @@ def test_the_checkpoint_before_a_damaged_one_survives_a_kill_at_the_next_save(tm
 def test_a_folder_of_a_process_that_was_killed_before_its_first_file_can_be_used_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / ".config.toml.abc.torchckn-partial").write_text("half")
+    (run / ".config.toml.abcdefgh.torchckn-partial").write_text("half")
     (run / ".lock").touch()
     trained(run_dir=run, steps=1)
     assert not list(run.glob(".config*"))

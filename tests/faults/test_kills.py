@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,70 +78,98 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> t
     return content(folder / "run"), writes, int(out.split()[-1])
 
 
-def kills_at_writes(folder: Path, digits: Path, undisturbed: tuple[Any, int, int], points: list[tuple[int, int]]) -> int:
-    """Kill a new run at one write, the run that continues it at another, and finish it; the number of kills."""
-    expected, kills = undisturbed[0], 0
-    for first, second in points:
-        run = folder / f"run-{first}-{second}"
-        status, _, err = finished(start(run, digits), kill_at=first)
-        assert status == 9, (first, err)
-        status, _, err = finished(go_on(run, digits), kill_at=second)
-        assert status in (0, 9), (first, second, err)
-        kills += 1 + (status == 9)
-        if status == 9:
-            status, _, err = finished(go_on(run, digits))
-            assert status == 0, (first, second, err)
-        require_same(run, expected)
-        shutil.rmtree(run)
-    return kills
+@pytest.fixture(scope="module")
+def finisher() -> Iterator[subprocess.Popen[str]]:
+    """A process that finishes runs which others have begun."""
+    command = [sys.executable, "-m", "tests.faults.finishing"]
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as running:
+        yield running
+        assert running.stdin is not None
+        running.stdin.close()
 
 
-def kills_at_random(folder: Path, digits: Path, times: int, seed: int, steps: int) -> int:
-    """Kill a run again and again at random moments, then let it finish."""
-    chance, run, kills = random.Random(seed), folder / f"run-{seed}", 0
-    clock = time.monotonic()
-    assert finished(start(folder / f"undisturbed-{seed}", digits, steps))[0] == 0
-    seconds = time.monotonic() - clock
-    while kills < times:
-        running = process(go_on(run, digits, steps))
-        try:
-            running.communicate(timeout=seconds * chance.uniform(0.3, 1.0))
-            assert running.returncode == 0
-            require_same(run, content(folder / f"undisturbed-{seed}"))
-            shutil.rmtree(run)  # it was done before it was killed: from the beginning
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.communicate()
-            kills += 1
-    status, _, err = finished(go_on(run, digits, steps))
-    assert status == 0, err
-    require_same(run, content(folder / f"undisturbed-{seed}"))
-    return kills
+class Kills:
+    """Runs that are killed in processes of their own; after each kill, a copy of the run is finished and compared."""
+
+    def __init__(self, folder: Path, digits: Path, finisher: subprocess.Popen[str]) -> None:
+        self.folder, self.digits, self.finisher = folder, digits, finisher
+        self.kills = self.equal = 0
+
+    def killed(self, run: Path, expected: Any, steps: int = STEPS) -> None:
+        """A process that wrote to ``run`` was killed. What is there is enough for the result that is expected."""
+        self.kills += 1
+        copy = self.folder / f"finished-{self.kills}"
+        if run.exists():
+            shutil.copytree(run, copy)
+        assert self.finisher.stdin is not None
+        assert self.finisher.stdout is not None
+        self.finisher.stdin.write(json.dumps(go_on(copy, self.digits, steps)) + "\n")
+        assert json.loads(self.finisher.stdout.readline()) == 0, (self.kills, run.name)
+        require_same(copy, expected)
+        shutil.rmtree(copy)
+        self.equal += 1
+        print(f"kill {self.kills}: {run.name}", file=sys.stderr)
+
+    def at_writes(self, undisturbed: tuple[Any, int, int], points: list[tuple[int, int]]) -> None:
+        """Kill a new run at one write, and the run that continues it at another."""
+        expected = undisturbed[0]
+        for first, second in points:
+            run = self.folder / f"run-{first}-{second}"
+            status, _, err = finished(start(run, self.digits), kill_at=first)
+            assert status == 9, (first, err)
+            self.killed(run, expected)
+            status, _, err = finished(go_on(run, self.digits), kill_at=second)
+            assert status in (0, 9), (first, second, err)
+            if status == 9:
+                self.killed(run, expected)
+            else:
+                require_same(run, expected)
+            shutil.rmtree(run)
+
+    def at_random(self, until: int, steps: int) -> None:
+        """Kill a run again and again at random moments, until there were so many kills in all."""
+        chance, run = random.Random(0), self.folder / "random"
+        clock = time.monotonic()
+        assert finished(start(self.folder / "undisturbed", self.digits, steps))[0] == 0
+        seconds, expected = time.monotonic() - clock, content(self.folder / "undisturbed")
+        while self.kills < until:
+            running = process(go_on(run, self.digits, steps))
+            try:
+                _, err = running.communicate(timeout=seconds * chance.uniform(0.3, 1.0))
+                assert running.returncode == 0, err
+                require_same(run, expected)
+                shutil.rmtree(run)  # it was done before it was killed: from the beginning
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.communicate()
+                self.killed(run, expected, steps)
+
+    def __str__(self) -> str:
+        return f"{self.kills} kills, {self.equal} equal results, {self.kills - self.equal} failed"
 
 
 def test_a_run_killed_at_some_of_its_writes_is_resumed_to_the_same_result(
-    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int]
+    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int], finisher: subprocess.Popen[str]
 ) -> None:
     _, writes, later = undisturbed
-    some = random.Random(0).sample(range(1, writes + 1), 3)
-    kills = kills_at_writes(tmp_path, few_digits, undisturbed, [(n, 1 + n % later) for n in some])
-    print(f"FAULTS kills at writes, a sample: {kills} kills, {kills} equal results, 0 failed")
+    kills = Kills(tmp_path, few_digits, finisher)
+    kills.at_writes(undisturbed, [(n, 1 + n % later) for n in random.Random(0).sample(range(1, writes + 1), 3)])
+    print(f"FAULTS kills at writes, a sample: {kills}")
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_every_write_is_resumed_to_the_same_result(
-    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int]
+def test_a_run_killed_200_times_at_every_write_and_at_random_is_resumed_to_the_same_result(
+    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int], finisher: subprocess.Popen[str]
 ) -> None:
     _, writes, later = undisturbed
-    points = [(n, 1 + (7 * n) % later) for n in range(1, writes + 1)]
-    kills = kills_at_writes(tmp_path, few_digits, undisturbed, points)
-    print(f"FAULTS kills at every write: {writes} writes, {kills} kills, {kills} equal results, 0 failed")
-
-
-@pytest.mark.slow
-def test_a_run_killed_at_random_moments_is_resumed_to_the_same_result(tmp_path: Path, few_digits: Path) -> None:
-    kills = sum(kills_at_random(tmp_path, few_digits, times=10, seed=seed, steps=40) for seed in range(11))
-    print(f"FAULTS kills at random moments: {kills} kills, {kills} equal results, 0 failed")
+    kills = Kills(tmp_path, few_digits, finisher)
+    kills.at_writes(undisturbed, [(n, 1 + (7 * n) % later) for n in range(1, writes + 1)])
+    print(f"FAULTS kills at every write: {writes} writes, {kills}")
+    kills.at_random(200, steps=40)
+    print(f"FAULTS kills at every write and at random moments: {kills}")
+    assert (kills.kills, kills.equal) == (200, 200)
 
 
 def wait_for_lines(file: Path, lines: int, running: subprocess.Popen[str]) -> None:

@@ -29,8 +29,9 @@ def demo(
     Example: [bold]torchckn demo --steps 50 --output demo[/bold]
     """
     from ..demo import run
+    from ..files import check_parent
 
-    run(output, seed, steps)
+    run(check_parent(output), seed, steps)
 
 
 @settings_options()
@@ -110,12 +111,15 @@ def _train(
     from .. import runs
     from ..building import build_network, load_images, own_source, run_description, trusted_source
     from ..distributed import from_first, is_first
+    from ..files import check_parent
     from ..fit import TensorBoard
     from ..fit import train as fit
     from ..launch import is_restarted
 
     settings = from_first(lambda: _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given))
 
+    if run:
+        check_parent(run)
     if resume and not network:
         source = trusted_source(resume, runs.read_config(resume), settings, trust)
     else:
@@ -208,7 +212,7 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
     content = runs.read_config(folder)
     if "settings" not in content:
         raise ConfigError(f"{folder} was not made by torchckn train; resume it from Python, with the same arguments")
-    free = {"steps"} | TrainConfig.option_names(bookkeeping=True)
+    free = {*runs.MAY_DIFFER} | TrainConfig.option_names(bookkeeping=True)
     fixed = sorted(given.keys() - free)
     if fixed:
         raise ConfigError(

@@ -99,11 +99,12 @@ class TrainingLoop:
             share_weights(self.net)
             return finished
         try:
-            with self._saying("before the first step", "filters and classifier"):
-                self.prepare()
-            self.take_steps()
-            with self._saying(f"after step {self.step} of {self.steps}", "the final classifier"):
-                return self.finish()
+            with _on_signals(signal.default_int_handler):
+                with self._saying("before the first step", "filters and classifier"):
+                    self.prepare()
+                self.take_steps()
+                with self._saying(f"after step {self.step} of {self.steps}", "the final classifier"):
+                    return self.finish()
         finally:
             self._tell("on_exit")
 
@@ -194,12 +195,16 @@ class TrainingLoop:
                     record = self._one_step()
                 except NumericalError as error:
                     self._give_up(
-                        f"{error}. Try a smaller learning rate (lr), a larger tau or eps, or float64", before, error
+                        f"{error}. Try a smaller learning rate (lr), a larger tau or eps, or float64, in a new run",
+                        before,
+                        error,
                     )
                 except (MemoryError, RuntimeError) as error:
                     if not is_out_of_memory(error):
                         raise
-                    chunk = "a smaller chunk (chunk=32 instead of 128, say) or a smaller batch_size"
+                    chunk = (
+                        "a smaller chunk (chunk=32, say), which a resumed run may have, or a smaller batch_size in a new run"
+                    )
                     self._give_up(f"there is not enough memory. Try {chunk}", before, error)
                 self.seconds += time.perf_counter() - clock
                 record["seconds"] = round(self.seconds, 3)
@@ -210,7 +215,7 @@ class TrainingLoop:
                 if "valid_accuracy" in record:
                     self._tell("on_validation_end", record)
                 self._tell("on_step_end", record)
-            if self._asked_to_stop and self.stop_reason is None and self.step < self.steps:
+            if self._asked_to_stop and self.stop_reason is None:
                 raise KeyboardInterrupt(
                     f"training was interrupted after step {self.step} of {self.steps}; {self._how_to_resume}"
                 )
@@ -360,7 +365,7 @@ class TrainingLoop:
         if self.run:
             self.run.save_checkpoint(*before, self.history)
             saved += f" Its state is kept in {self.run.folder}."
-        raise NumericalError(f"step {self.step + 1} failed: {why}, in a new run. {saved}") from error
+        raise NumericalError(f"step {self.step + 1} failed: {why}. {saved}") from error
 
 
 @torch.no_grad()
@@ -389,9 +394,6 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _stop_signals() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C, SIGTERM or SIGHUP only asks to stop; the second one stops."""
     asked = False
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
 
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
@@ -399,13 +401,23 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked = True
 
+    with _on_signals(ask):
+        yield lambda: asked
+
+
+@contextmanager
+def _on_signals(handler: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP call ``handler``, unless they are ignored, as nohup has it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
-    handled = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]  # as nohup has it
+    handled = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
     try:
         for number in handled:
-            signal.signal(number, ask)
-        yield lambda: asked
+            signal.signal(number, handler)
+        yield
     finally:
         for number in handled:
             signal.signal(number, before[number])
