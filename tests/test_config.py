@@ -162,9 +162,11 @@ def test_the_names_of_data_sets_are_those_that_can_be_loaded() -> None:
     assert sorted(get_args(DataSetName)) == data.names()
 
 
-def test_flags_show_no_type_in_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["train"], ["translate"], ["data", "list"], ["runs", "list"]):
+def test_help_shows_no_type_beside_flags_and_plain_types_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["train"], ["translate"], ["predict"], ["data", "list"], ["runs", "list"], ["runs", "compare"]):
         monkeypatch.setattr(sys, "argv", ["torchckn", *arguments, "--help"])
         with pytest.raises(SystemExit):
             cli.main()
-        assert "<bool>" not in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "<bool>" not in text
+        assert "list[" not in text

@@ -17,7 +17,7 @@ from ..errors import CKNError, ConfigError, Interrupted, is_out_of_memory
 from .data import data_app
 from .experiments import reproduce
 from .networks import bench, translate, zoo
-from .options import interruptible, without_flag_types
+from .options import interruptible, with_plain_types
 from .runs import runs_app
 from .trained import draw, evaluate, export, predict, report
 from .training import demo, train
@@ -39,7 +39,7 @@ app.add_typer(runs_app, name="runs")
 def main() -> None:
     """Run the command: status 0 if it did what it should, 1 if it failed, 2 for wrong arguments, 130 after Ctrl-C."""
     try:
-        without_flag_types(typer.main.get_command(app))()
+        with_plain_types(typer.main.get_command(app))()
     except Interrupted as stop:
         _complain(str(stop))
         sys.exit(130)
