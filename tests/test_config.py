@@ -162,7 +162,9 @@ def test_the_names_of_data_sets_are_those_that_can_be_loaded() -> None:
     assert sorted(get_args(DataSetName)) == data.names()
 
 
-def test_help_shows_no_type_beside_flags_and_plain_types_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_types_in_help_are_plain_and_flags_have_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments in ([], ["train"], ["translate"], ["predict"], ["data", "list"], ["runs", "list"], ["runs", "compare"]):
         monkeypatch.setattr(sys, "argv", ["torchckn", *arguments, "--help"])
         with pytest.raises(SystemExit):
