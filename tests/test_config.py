@@ -163,12 +163,16 @@ def test_the_names_of_data_sets_are_those_that_can_be_loaded() -> None:
     assert sorted(get_args(DataSetName)) == data.names()
 
 
-def test_flags_show_no_type_in_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["train"], ["translate"], ["data", "list"], ["runs", "list"]):
+def test_types_in_help_are_plain_and_flags_have_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([], ["train"], ["translate"], ["predict"], ["data", "list"], ["runs", "list"], ["runs", "compare"]):
         monkeypatch.setattr(sys, "argv", ["torchckn", *arguments, "--help"])
         with pytest.raises(SystemExit):
             cli.main()
-        assert "<bool>" not in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "<bool>" not in text
+        assert "list[" not in text
 
 
 @pytest.mark.parametrize("name", ["fast", "accurate"])

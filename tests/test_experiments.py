@@ -395,7 +395,7 @@ def test_the_runner_survives_a_kill_and_gives_what_it_would_have_given(spec: Pat
     assert "nothing is left" in done.stdout
     resumed = json.loads(result_file(output, first).read_text())
     early = resumed["history"][1]
-    assert early["seconds"] == pytest.approx(before[early["step"]], rel=1e-3), "it began anew"
+    assert early["seconds"] == pytest.approx(before[early["step"]], rel=1e-3), "it started again"
     assert resumed["measured"]["test_accuracy"] == undisturbed["measured"]["test_accuracy"]
     assert [r["loss"] for r in resumed["history"][1:]] == [r["loss"] for r in undisturbed["history"][1:]]
     written = (output / "results-cpu.md").read_text()

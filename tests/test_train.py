@@ -54,10 +54,35 @@ def test_a_convnet_is_trained_by_the_same_loop(method: str) -> None:
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
-def test_momentum_is_an_option_of_every_method() -> None:
-    plain = trained(method="ulr")[0].state_dict()
-    with_momentum = trained(method="ulr", momentum=0.5)[0].state_dict()
-    assert not torch.equal(plain["layers.conv.weight"], with_momentum["layers.conv.weight"])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_momentum_is_an_option_of_every_method(method: str) -> None:
+    """The loss before the third step is the first one that momentum, which the first step only starts, changes much."""
+    losses = []
+    for momentum in (0.0, 0.5):
+        net = convnet() if method == "sgd" else network()
+        _, result = trained(net, steps=3, lr=2**-4, method=method, momentum=momentum, final_head=False)
+        losses.append([record["loss"] for record in result.history[1:]])
+    first, second, third = (abs(plain - other) for plain, other in zip(*losses, strict=True))
+    assert first == 0
+    assert third > 3 * second, (second, third)
+
+
+@pytest.mark.parametrize(
+    ("method", "loss", "norm"),
+    [
+        ("sgd", 2.297422, 17.189926),
+        ("sgo", 0.927487, 15.807724),
+        ("sgo-ball", 0.692853, 15.807845),
+        ("ulr", 0.842181, 16.469049),
+    ],
+)
+def test_training_gives_the_numbers_that_it_gave_before_it_had_one_configuration(
+    method: str, loss: float, norm: float
+) -> None:
+    """The last loss and the classifier's norm, recorded with the code before ``TrainConfig``; bit for bit the same then."""
+    net, result = trained(convnet() if method == "sgd" else network(), method=method, steps=4, lam=2**-10)
+    assert result.history[-1]["loss"] == pytest.approx(loss, rel=1e-3)
+    assert float(net.head.weight.detach().norm()) == pytest.approx(norm, rel=1e-3)
 
 
 def test_exact_and_reused_classifiers_differ_and_both_learn() -> None:
@@ -143,7 +168,7 @@ def test_both_passes_of_a_large_batch_see_the_same_dropout() -> None:
     torch.testing.assert_close(found, net.body[0].weight.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_a_classifier_of_other_filters_or_another_loss_is_fitted_anew() -> None:
+def test_a_classifier_of_other_filters_or_another_loss_is_refitted() -> None:
     (train_data, valid_data), ckn = digits(), network()
     torchckn.fit_filters(ckn, train_data, 300, generator=torch.Generator().manual_seed(0))
     torchckn.fit_head(ckn, train_data, valid_data, lambdas=OPTIONS["lambdas"])

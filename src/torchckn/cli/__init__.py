@@ -17,7 +17,7 @@ from ..errors import CKNError, ConfigError, Interrupted, is_out_of_memory
 from .data import data_app
 from .experiments import reproduce
 from .networks import bench, translate, zoo
-from .options import interruptible, without_flag_types
+from .options import interruptible, with_plain_types
 from .runs import runs_app
 from .trained import draw, evaluate, export, predict, report
 from .training import demo, train
@@ -41,7 +41,7 @@ def main() -> None:
     if not _is_first():  # one of several processes: the first one shows what there is to show
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
-        without_flag_types(typer.main.get_command(app))()
+        with_plain_types(typer.main.get_command(app))()
     except Interrupted as stop:
         _complain(str(stop))
         sys.exit(130)

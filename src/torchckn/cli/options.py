@@ -25,7 +25,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets are kept; also TORCHCKN_DATA.")]
 Model = Annotated[Path, typer.Argument(help="The folder of a finished run, or a file that torchckn.save wrote.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Execute the Python code of a network that a run folder has.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the Python code that a run folder contains.")]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
 
@@ -51,11 +51,16 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-def without_flag_types(command: Any) -> Any:
-    """A command whose help shows no type beside flags such as ``--json``, which take no value; its sub-commands likewise."""
+def with_plain_types(command: Any) -> Any:
+    """A command whose help shows no type beside flags such as ``--json``, and ``<path>`` for each of several paths.
+
+    Its sub-commands likewise.
+    """
     for option in command.params:
         if getattr(option, "is_flag", False):
             option.metavar = " "
+        elif option.nargs == -1 and hasattr(option, "display_type"):  # newer typer shows <list[Path]>
+            option.display_type = lambda context: "<path>"
     help_option = command.get_help_option
 
     def get_help_option(context: Any) -> Any:
@@ -66,7 +71,7 @@ def without_flag_types(command: Any) -> Any:
 
     command.get_help_option = get_help_option
     for sub_command in getattr(command, "commands", {}).values():
-        without_flag_types(sub_command)
+        with_plain_types(sub_command)
     return command
 
 

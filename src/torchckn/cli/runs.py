@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..errors import CKNError, ConfigError
 from ..tables import Column, TextTable, clean, fitted, line, shortened, table_lines
-from .options import AsJSON, print_json, show
+from .options import AsJSON, Runs, print_json, show
 
 runs_app = typer.Typer(no_args_is_help=True, help="Runs: list, show, compare.")
 
@@ -59,18 +59,18 @@ def runs_show(run: Annotated[Path, typer.Argument(help="The folder of a run.")],
 
 
 @runs_app.command("compare")
-def runs_compare(runs_given: Annotated[list[Path], typer.Argument(metavar="RUNS...")], as_json: AsJSON = False) -> None:
+def runs_compare(runs: Runs, as_json: AsJSON = False) -> None:
     """Compare runs side by side.
 
     Example: [bold]torchckn runs compare runs/first runs/second[/bold]
     """
-    from .. import runs
+    from ..runs import summary
 
-    summaries = [runs.summary(run) for run in runs_given]
+    summaries = [summary(run) for run in runs]
     if as_json:
         print_json(summaries)
     else:
-        parents = {run.parent for run in runs_given}
+        parents = {run.parent for run in runs}
         Console().print(_RunTable(summaries, within=parents.pop() if len(parents) == 1 else None))
 
 

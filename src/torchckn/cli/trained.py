@@ -71,7 +71,7 @@ def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) 
 
 def predict(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders, of which all images are taken.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of images.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 3,
     resize: Annotated[bool, typer.Option("--resize", help="Resize images that are not of the network's size.")] = False,
     trust: Trust = False,
@@ -113,7 +113,7 @@ def predict(
 
 def export(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A file .onnx, or .pt2 for torch.export.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .onnx, or .pt2 for torch.export.")],
     uint8: Annotated[bool, typer.Option("--uint8", help="Take pixels from 0 to 255 instead of 0 to 1.")] = False,
     trust: Trust = False,
 ) -> None:
@@ -139,7 +139,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     data_dir: DataDir = None,
 ) -> None:
-    """Make one page of one or more runs, which opens without a server or a network.
+    """Make an HTML page of one or more runs, which opens without a server or an internet connection.
 
     Example: [bold]torchckn report runs/first -o report.html[/bold]
     """
