@@ -56,7 +56,7 @@ class HandMadeAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x)
-        return (x * torch.sigmoid(x.mean((2, 3), keepdim=True))).mean((2, 3))
+        return (x / torch.sigmoid(x.mean((2, 3), keepdim=True))).mean((2, 3))
 
 
 class TwoInputs(nn.Module):
@@ -88,7 +88,7 @@ def chain(*modules: nn.Module) -> nn.Module:
         (Recurrent, "reshape|'squeeze' .*cannot be translated|'lstm' .*recurrent"),
         (lambda: chain(nn.Conv2d(1, 4, 3), nn.LSTM(10, 3)), "does not run on images"),
         (Attentive, "'attention' .MultiheadAttention.*attention multiplies feature maps"),
-        (HandMadeAttention, r"'mul' \(operator.mul, at test_translation_errors.py:\d+, .*a product of two feature maps"),
+        (HandMadeAttention, r"'truediv' \(operator.truediv, at test_translation_errors.py:\d+, .*divides by a feature map"),
         (TwoInputs, "network of one input, a batch of images; TwoInputs.forward takes 2"),
         (TwoOutputs, "gives one tensor of scores, got tuple"),
         (lambda: chain(nn.ConvTranspose2d(1, 4, 3)), "'0' .ConvTranspose2d.*upsampling"),

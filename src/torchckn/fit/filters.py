@@ -125,9 +125,11 @@ def _sample(
     found: list[Tensor] = []
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
-        pick = pick_pairs if isinstance(layer, KernelProduct) else pick_patches
         for inputs in activations.inputs_of(name):
-            picked = pick(layer, *inputs, per_image, generator)  # (parts, n, s)
+            if isinstance(layer, KernelProduct):
+                picked = pick_pairs(inputs[0], inputs[1], per_image, generator)  # (1, n, s)
+            else:
+                picked = pick_patches(layer, inputs[0], per_image, generator)  # (parts, n, s)
             found.append(picked)
             have += picked.shape[1]
             if have >= count:
