@@ -128,8 +128,16 @@ def _sample(
     found: list[Tensor] = []
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
+<<<<<<< HEAD
         seed = int(torch.randint(2**62, (1,), generator=generator))
         for picked in _picked_by_all(activations, name, layer, per_image, seed):  # (parts, n, s)
+=======
+        for inputs in activations.inputs_of(name):
+            if isinstance(layer, KernelProduct):
+                picked = pick_pairs(inputs[0], inputs[1], per_image, generator)  # (1, n, s)
+            else:
+                picked = pick_patches(layer, inputs[0], per_image, generator)  # (parts, n, s)
+>>>>>>> products
             found.append(picked)
             have += picked.shape[1]
             if have >= count:

@@ -80,16 +80,17 @@ class KernelProduct(KernelLayer):
     def projection(self) -> Tensor:
         if self._shared is not None:
             return self._shared
-        factors = [self.weight, self.second_weight]
+        factors: list[Tensor] = [self.weight, self.second_weight]
         if self.training or torch.compiler.is_compiling() or (torch.is_grad_enabled() and self.weight.requires_grad):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
-            return pair_projection(*factors, self.eps, self.inverse_sqrt)
+            return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt)
         settings = (self.eps, self.inverse_sqrt)
         if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], factors):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             with torch.inference_mode(False), torch.no_grad():
-                root = pair_projection(*(w.detach().clone() for w in factors), self.eps, self.inverse_sqrt)
-                self._cache = settings, [w.detach().clone() for w in factors], root
+                copies = [w.detach().clone() for w in factors]
+                root = pair_projection(copies[0], copies[1], self.eps, self.inverse_sqrt)
+                self._cache = settings, copies, root
         return self._cache[2].clone()
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ class Step:
         if value.pending is None:
             self.builder.origins[result.node] = (value,)
         correspondence: Correspondence = "exact" if exact else "inexact"
-        told = {"layer": result.node, "kernel": decided, "shape": result.shape}
+        told: dict[str, Any] = {"layer": result.node, "kernel": decided, "shape": result.shape}
         self.note(correspondence, reasons, **told, faithful=faithful, parts=parts)
         return dataclasses.replace(
             result, flat=value.flat, factor=abs(value.factor) ** used.degree, layout=value.layout, width=value.width

@@ -22,9 +22,12 @@ from .arguments import is_last, weight_of
 from .registry import rule
 
 
+_RELU = "ReLU is the arc-cosine kernel of order 1"
+
+
 @rule(nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
 def relu(step: Step) -> Value:
-    return step.activation(ArcCosine(1), True, "ReLU is the arc-cosine kernel of order 1")
+    return step.activation(ArcCosine(1), True, _RELU)
 
 
 @rule(nn.Tanh, F.tanh, torch.tanh, "tanh", "tanh_", nn.Hardtanh, F.hardtanh, nn.Softsign, F.softsign, torch.erf, "erf")
@@ -47,7 +50,7 @@ def scaled_tanh(step: Step) -> Value:
 def sigmoid(step: Step) -> Value:
     if is_last(step):
         return step.drop("part of the loss, not of the network", faithful=True)
-    return elementwise(step)
+    return own_kernel(step, _function(step), _label(step))
 
 
 @rule(nn.PReLU, F.prelu)
@@ -86,7 +89,7 @@ def own_kernel(step: Step, function: Function, label: str, parts: Sequence[Part]
     why = f"the kernel of {name} itself"
     if kernel.is_homogeneous:
         if name == "relu":
-            return relu(step)
+            return step.activation(ArcCosine(1), True, _RELU)
     else:
         why += f", for pre-activations of scale {kernel.scale:g}"
         other = f"{name} has another shape at another scale; the kernel is that of patches of one norm"
@@ -106,10 +109,9 @@ def _function(step: Step) -> Function:
     arguments, options = operation.args[1:], {k: v for k, v in operation.kwargs.items() if k not in ("input", "inplace")}
     if any(isinstance(a, Operation) for a in (*arguments, *options.values())):
         raise step.refuse("its options are computed", "Use numbers.")
-    key = operation.key
+    key: Any = operation.key
     if isinstance(key, str):
         return lambda u: getattr(u, key)(*arguments, **options)
-    assert callable(key)
     return lambda u: key(u, *arguments, **options)
 
 

@@ -35,8 +35,7 @@ def product_of_branches(step: Step) -> Value:
     width = max(value.width for value in factors) or step.output_shape[0]
     filters = step.builder.policy.filters_for(width)
     node = Product(step.name, filters=filters, **step.builder.policy.options)
-    correspondence = "inexact" if inexact else "exact"
-    value = step.emit(node, correspondence, (_WHY, *inexact), inputs=factors, gaussian=False)
+    value = step.emit(node, "inexact" if inexact else "exact", (_WHY, *inexact), inputs=factors, gaussian=False)
     factor = abs(first.factor * second.factor)
     return dataclasses.replace(value, flat=len(step.output_shape) == 1, summed=False, factor=factor, width=width)
 
