@@ -49,8 +49,6 @@ class Attentive(nn.Module):
         return self.attention(tokens, tokens, tokens)[0].mean(1)
 
 
-<<<<<<< HEAD
-=======
 class HandMadeAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +59,6 @@ class HandMadeAttention(nn.Module):
         return (x / torch.sigmoid(x.mean((2, 3), keepdim=True))).mean((2, 3))
 
 
->>>>>>> products
 class TwoInputs(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -91,10 +88,7 @@ def chain(*modules: nn.Module) -> nn.Module:
         (Recurrent, "reshape|'squeeze' .*cannot be translated|'lstm' .*recurrent"),
         (lambda: chain(nn.Conv2d(1, 4, 3), nn.LSTM(10, 3)), "does not run on images"),
         (Attentive, "'attention' .MultiheadAttention.*attention multiplies feature maps"),
-<<<<<<< HEAD
-=======
         (HandMadeAttention, r"'truediv' \(operator.truediv, at test_translation_errors.py:\d+, .*divides by a feature map"),
->>>>>>> products
         (TwoInputs, "network of one input, a batch of images; TwoInputs.forward takes 2"),
         (TwoOutputs, "gives one tensor of scores, got tuple"),
         (lambda: chain(nn.ConvTranspose2d(1, 4, 3)), "'0' .ConvTranspose2d.*upsampling"),

@@ -36,7 +36,7 @@ class OppositeDiagonal(ULR):
 class SGOWithoutPenalty(SGO):
     """Gradient steps on the loss alone, where ultimate layer reversal has loss and L2 penalty."""
 
-    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.net.head(self.net.scaling(features))
         return self._loss(scores, labels), accuracy_of(scores, labels)
 

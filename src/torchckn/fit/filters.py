@@ -7,7 +7,7 @@ and stride, after all that comes before it. Read next: :mod:`torchckn.fit.solver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count as counting
 from typing import Any
 
@@ -128,16 +128,8 @@ def _sample(
     found: list[Tensor] = []
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
-<<<<<<< HEAD
         seed = int(torch.randint(2**62, (1,), generator=generator))
         for picked in _picked_by_all(activations, name, layer, per_image, seed):  # (parts, n, s)
-=======
-        for inputs in activations.inputs_of(name):
-            if isinstance(layer, KernelProduct):
-                picked = pick_pairs(inputs[0], inputs[1], per_image, generator)  # (1, n, s)
-            else:
-                picked = pick_patches(layer, inputs[0], per_image, generator)  # (parts, n, s)
->>>>>>> products
             found.append(picked)
             have += picked.shape[1]
             if have >= count:
@@ -160,18 +152,24 @@ def _picked_by_all(activations: Activations, name: str, layer: KernelLayer, per_
     Every batch has its own random numbers, so that patches and their order do not depend on who computes them.
     """
     inputs, here, processes = activations.inputs_of(name), rank(), world()
-    pick: Callable[..., Tensor] = pick_pairs if isinstance(layer, KernelProduct) else pick_patches
     for round_ in counting():
         x = next(inputs, None)
         if not largest(int(x is not None)):
             return
         numbers = torch.Generator().manual_seed(seed + round_ * processes + here)
-        own = None if x is None else pick(layer, *x, per_image, numbers).transpose(0, 1)  # (n, parts, s)
+        own = None if x is None else _pick(layer, x, per_image, numbers).transpose(0, 1)  # (n, parts, s)
         if processes > 1:
             shape = from_first(lambda own=own: own.shape[1:])  # type: ignore[misc]
             own = gathered(layer.weight.new_empty(0, *shape) if own is None else own)
         assert own is not None
         yield own.transpose(0, 1)
+
+
+def _pick(layer: KernelLayer, inputs: tuple[Tensor, ...], per_image: int, generator: torch.Generator) -> Tensor:
+    """What the layer's filters are chosen from: patches, or pairs for a product. (parts, n, s)"""
+    if isinstance(layer, KernelProduct):
+        return pick_pairs(layer, inputs[0], inputs[1], per_image, generator)
+    return pick_patches(layer, inputs[0], per_image, generator)
 
 
 def windows(layer: KernelLayer, x: Tensor) -> Tensor:

@@ -116,8 +116,8 @@ class Method:
         labels = check_labels(labels, self.net.head.out_features).to(features.device)
         with summing(self.net):
             part = float(self._objective(features, labels)[0])
-        summed, images = total_of_numbers(len(labels) * part, len(labels))
-        return summed / images
+        summed, count = total_of_numbers(len(labels) * part, len(labels))
+        return summed / count
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'."""

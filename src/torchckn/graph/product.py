@@ -41,7 +41,7 @@ class Product(KernelNode):
         return (self.filters, *(max(sizes) for sizes in zip(*positions, strict=True)))
 
     def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
-        options: dict[str, Any] = {"eps": self.eps, "init": self.init, "inverse_sqrt": self.inverse_sqrt}
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("eps", "init", "inverse_sqrt", "root_block")}
         return self._set_trainable(KernelProduct((shapes[0][0], shapes[1][0]), self.filters, **options, **factory))
 
     def random_features(self, *shapes: Shape, **factory: Any) -> nn.Module:

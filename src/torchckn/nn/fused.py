@@ -75,7 +75,7 @@ class _FusedConv(torch.autograd.Function):
         responses = x if weight is None else _dense(F.conv2d(x, weight, None, *geometry))
         images, channels, height, width = x.shape
         filters, rows, columns = responses.shape[1:]
-        size = (1, 1) if weight is None else weight.shape[2:]
+        size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
         patches = _integers(images, height, width, channels, rows, columns, *size, *(n for pair in geometry for n in pair))
         pixels = x.new_empty(images, height, width)
         squares = pixels if _single(pixels, responses, size) else x.new_empty(images, rows, columns)

@@ -20,9 +20,10 @@ from ..choices import Init
 from ..errors import ConfigError, DataError
 from ..kernels import Linear
 from .base import KernelLayer, _all_equal
-from .functional import check_finite
+from .devices import wide_dtype
+from .functional import block_diagonal, filter_blocks
 from .geometry import draw_normal
-from .invsqrt import inverse_sqrt, resolve_method, wide_dtype
+from .invsqrt import inverse_sqrt, resolve_method
 from .layers import require_same_type
 
 
@@ -33,7 +34,7 @@ class KernelProduct(KernelLayer):
 
     Args:
         in_channels: of the two inputs.
-        filters, eps, init, inverse_sqrt: as for :class:`torchckn.nn.KernelConv2d`. ``weight`` is (filters, C1), ``second_weight``
+        filters, eps, init, inverse_sqrt, root_block: as for :class:`torchckn.nn.KernelConv2d`. ``weight`` is (filters, C1), ``second_weight``
             (filters, C2), both with rows of unit norm.
 
     Example:
@@ -52,6 +53,7 @@ class KernelProduct(KernelLayer):
         init: Init = "kmeans",
         inverse_sqrt: str = "auto",
         *,
+        root_block: int | None = None,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -64,7 +66,9 @@ class KernelProduct(KernelLayer):
             or not all(type(n) is int and n > 0 for n in in_channels)
         ):
             raise ConfigError(f"KernelProduct expected the channels of two inputs, such as (64, 64), got {in_channels!r}")
-        super().__init__((filters, in_channels[0]), 1, Linear(), eps, init, inverse_sqrt, generator, device, dtype)
+        super().__init__(
+            (filters, in_channels[0]), 1, Linear(), eps, init, inverse_sqrt, root_block, generator, device, dtype
+        )
         self.in_channels = in_channels
         second = draw_normal((filters, in_channels[1]), generator, device)
         self.second_weight = nn.Parameter(second.to(device=device, dtype=self.weight.dtype))
@@ -83,13 +87,13 @@ class KernelProduct(KernelLayer):
         factors: list[Tensor] = [self.weight, self.second_weight]
         if self.training or torch.compiler.is_compiling() or (torch.is_grad_enabled() and self.weight.requires_grad):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
-            return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt)
-        settings = (self.eps, self.inverse_sqrt)
+            return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt, self.root_block)
+        settings = (self.eps, self.inverse_sqrt, self.root_block)
         if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], factors):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             with torch.inference_mode(False), torch.no_grad():
                 copies = [w.detach().clone() for w in factors]
-                root = pair_projection(copies[0], copies[1], self.eps, self.inverse_sqrt)
+                root = pair_projection(copies[0], copies[1], self.eps, self.inverse_sqrt, self.root_block)
                 self._cache = settings, copies, root
         return self._cache[2].clone()
 
@@ -110,7 +114,6 @@ class KernelProduct(KernelLayer):
 def kernel_product(first: Tensor, second: Tensor, weight: Tensor, second_weight: Tensor, root: Tensor) -> Tensor:
     """The layer equation: A [(W1 u) o (W2 v)]."""
     values = pair_responses(first, second, weight, second_weight)
-    check_finite(values)
     return values @ root if values.ndim == 2 else F.conv2d(values, root[:, :, None, None])
 
 
@@ -123,8 +126,13 @@ def pair_responses(first: Tensor, second: Tensor, weight: Tensor, second_weight:
     return both[0] * both[1]
 
 
-def pair_projection(weight: Tensor, second_weight: Tensor, eps: float, method: str = "auto") -> Tensor:
+def pair_projection(
+    weight: Tensor, second_weight: Tensor, eps: float, method: str = "auto", block: int | None = None
+) -> Tensor:
     """A, from the Gram matrix of tensor products: the product of the Gram matrices. (f, f)"""
+    pairs = list(zip(filter_blocks(weight, block), filter_blocks(second_weight, block), strict=True))
+    if len(pairs) > 1:
+        return block_diagonal([pair_projection(*pair, eps, method) for pair in pairs])
     method, iters = resolve_method(method, weight.device, len(weight))
     wide = [w.to(wide_dtype(w.device)) if method == "eigh" else w for w in (weight, second_weight)]
     gram = (wide[0] @ wide[0].mT) * (wide[1] @ wide[1].mT)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ... import zoo
+from ...choices import Border
 from ...graph import Conv, Dense, Graph, Local, Pad, Window
 from ...nn.geometry import Pair
 from ..builder import Step, Value
@@ -57,7 +59,7 @@ def _padded(step: Step, dilation: Pair, size: Pair) -> tuple[Value, Pair]:
     else:
         border, rest = (total[1] // 2, total[1] - total[1] // 2, total[0] // 2, total[0] - total[0] // 2), (0, 0)
     source = step.settled()
-    pad = Pad(step.builder.unique(f"{step.name}_pad"), padding=border, mode=mode, inputs=(source.node,))
+    pad = Pad(step.builder.unique(f"{step.name}_pad"), padding=border, mode=cast(Border, mode), inputs=(source.node,))
     made = step.builder.add(pad)
     step.builder.origins[made.node] = (source,)
     return dataclasses.replace(source, node=made.node, shape=made.shape, branches=()), rest

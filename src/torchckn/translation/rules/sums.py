@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -41,7 +42,7 @@ def addition(step: Step) -> Value:
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
-def concatenation(step: Step) -> Value:
+def concatenation(step: Step) -> Value | tuple[Any, ...]:
     axis = step.option("dim", 1, 0)
     layout = step.input.layout
     channels = len(step.output_shape) if layout in ("hwc", "pc") else 1
