@@ -15,9 +15,11 @@ import torchckn
 from torchckn import ConfigError, DataError, NumericalError, zoo
 from torchckn.fit import chunks, ulr
 from torchckn.fit.chunks import batch_features, batch_gradient
+from torchckn.fit.methods import ULR, MethodOptions
 from torchckn.fit.ulr import reduced_objective
 from torchckn.kernels import RBFSphere
 from torchckn.network import Centering, FeatureScaling
+from torchckn.nn.base import shared_projections
 
 CLASSES = 3
 
@@ -265,15 +267,52 @@ def test_features_in_chunks_are_the_features() -> None:
     torch.testing.assert_close(batch_features(ckn, images, 7), ckn.features(images).detach())
 
 
-def test_the_inverse_roots_are_computed_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchckn.nn import base
+def decompositions(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of all matrices that are decomposed from now on."""
+    shapes: list[torch.Size] = []
+    original = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: shapes.append(matrix.shape) or original(matrix))  # type: ignore[func-returns-value]
+    return shapes
 
-    calls: list[int] = []
-    original = base.projection
-    monkeypatch.setattr(base, "projection", lambda *a: calls.append(1) or original(*a))  # type: ignore[func-returns-value]
+
+def test_the_inverse_roots_of_all_layers_are_computed_once_for_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = decompositions(monkeypatch)
     ckn = network()
+    ckn.train()
     batch_gradient(ckn, torch.rand(20, 1, 28, 28, dtype=torch.float64), lambda x: (x.square().mean(), None), 4)
-    assert len(calls) == len(ckn.kernel_layers())
+    assert sum(shape[:-2].numel() for shape in shapes) == len(ckn.kernel_layers())
+
+
+def test_a_step_with_the_exact_classifier_decomposes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ckn = network()
+    images, labels = torch.rand(20, 1, 28, 28, dtype=torch.float64), torch.arange(20) % 10
+    method = ULR(ckn, MethodOptions(lam=2**-8))
+    method.step(images, labels, 2**-6)
+    shapes = decompositions(monkeypatch)
+    method.step(images, labels, 2**-6)
+    assert sum(shape[:-2].numel() for shape in shapes) == len(ckn.kernel_layers())
+
+
+def test_roots_that_are_computed_together_equal_those_computed_one_by_one() -> None:
+    ckn = network().train()
+    with shared_projections(ckn):
+        together = {name: layer.projection() for name, layer in ckn.kernel_layers().items()}
+    for name, layer in ckn.kernel_layers().items():
+        torch.testing.assert_close(together[name], layer.projection(), rtol=1e-12, atol=1e-12)
+        own = torch.autograd.grad(layer.projection().square().sum(), layer.weight)[0] if layer.weight.requires_grad else None
+        with shared_projections(ckn):
+            layer.projection().square().sum().backward()
+        if own is not None:
+            torch.testing.assert_close(layer.weight.grad, own, rtol=1e-10, atol=1e-10)
+            layer.weight.grad = None
+
+
+def test_filters_that_left_their_spheres_are_named_in_a_step_too() -> None:
+    ckn = network().train()
+    with torch.no_grad():
+        next(iter(ckn.kernel_layers().values())).weight.mul_(2)
+    with pytest.raises(NumericalError, match="expected filters of norm 1, got norms from 2"):
+        shared_projections(ckn)
 
 
 def test_a_network_whose_images_depend_on_each_other_is_not_cut_into_chunks() -> None:

@@ -10,7 +10,6 @@ Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.sphere`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TypeVar
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from ..choices import Chunk
 from ..errors import ConfigError
 from ..network import Classifier
-from ..nn.base import KernelLayer
+from ..nn.base import shared_projections
 from .features import CHUNK
 
 T = TypeVar("T")
@@ -110,12 +109,3 @@ def _pieces(net: Classifier, images: Tensor, chunk: Chunk) -> list[Tensor]:
 
 #: modules whose output for an image depends on the other images of the batch, or on random numbers
 _COUPLED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-
-
-def shared_projections(net: nn.Module) -> ExitStack:
-    """Within this context every layer's inverse root is computed once, whatever the number of forward and backward passes."""
-    stack = ExitStack()
-    for module in net.modules():
-        if isinstance(module, KernelLayer):
-            stack.enter_context(module.shared_projection())
-    return stack

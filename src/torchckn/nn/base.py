@@ -8,7 +8,7 @@ Read first: :mod:`torchckn.nn.functional`. Read next: :mod:`torchckn.nn.layers`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from ..choices import Init, check_choice
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
 from .checks import require
-from .devices import wide_dtype
-from .functional import precomputed_projection, projection
+from .devices import reads_are_free, wide_dtype
+from .functional import block_count, gram_of_cosines, precomputed_projection, projection
 from .geometry import draw_normal
-from .invsqrt import check_method
+from .invsqrt import Spectrum, check_method, closed_form, resolve_method
 
 
 class KernelLayer(nn.Module):
@@ -64,6 +64,7 @@ class KernelLayer(nn.Module):
         # the settings and tensors that the cached root depends on, and the root
         self._cache: tuple[object, list[Tensor], Tensor] | None = None
         self._shared: Tensor | None = None  # the root for all passes within shared_projection
+        self._spectrum = Spectrum()  # of the layers whose roots are computed together with this one's
         # Drawn on the CPU in float64, so that a seed gives the same filters on every device and in every dtype.
         weight = draw_normal(shape, generator, device)
         self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
@@ -127,20 +128,24 @@ class KernelLayer(nn.Module):
             root = precomputed_projection(weight.to(root.dtype), self.kernel, self.eps, root, self.root_block)
         return root.to(weight.dtype, copy=True)
 
-    @contextmanager
-    def shared_projection(self, root: Tensor | None = None) -> Iterator[None]:
+    def batching_key(self) -> object | None:
+        """What layers have in common whose roots can be computed together; None for a root that is computed by itself."""
+        kernel, device = self.kernel, self.weight.device
+        usual = type(self).projection is KernelLayer.projection and self.weight.ndim == self._filter_dims + 1
+        method = resolve_method(self.inverse_sqrt, device, self.filters)[0]
+        simple = usual and self.filter_matrix().ndim == 2 and block_count(self.filters, self.root_block) == 1
+        if not simple or method != "eigh" or kernel.is_steep or list(kernel.parameters()) or not self.training:
+            return None
+        if not reads_are_free(device):
+            return None
+        return self.filters, kernel.spec(), self.eps, device, self.weight.dtype
+
+    def shared_projection(self, root: Tensor | None = None) -> AbstractContextManager[None]:
         """Compute A(W) once for all passes within this context, and backpropagate through it once, at the end.
 
         ``root``: A(W) computed elsewhere, with its graph.
         """
-        root = self.projection() if root is None else root
-        self._shared = root.detach().requires_grad_(root.requires_grad)
-        try:
-            yield
-            if self._shared.grad is not None:
-                root.backward(self._shared.grad)
-        finally:
-            self._shared = None
+        return _sharing({self: self.projection() if root is None else root})
 
     @torch.inference_mode(False)  # a tensor made in inference mode could not be used outside of it
     @torch.no_grad()
@@ -180,6 +185,52 @@ class KernelLayer(nn.Module):
     def extra_repr(self) -> str:
         blocks = "" if self.root_block is None else f", root_block={self.root_block}"
         return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}{blocks}"
+
+
+def shared_projections(net: nn.Module) -> AbstractContextManager[None]:
+    """Within this context every layer's root is computed once, whatever the number of forward and backward passes.
+
+    Layers that differ in their filters only have their roots computed together: most operations on small matrices take as long
+    for all of them as for one.
+    """
+    groups: dict[object, list[KernelLayer]] = {}
+    for module in net.modules():
+        if isinstance(module, KernelLayer):
+            groups.setdefault(module.batching_key() or module, []).append(module)
+    return _sharing(
+        {layer: root for layers in groups.values() for layer, root in zip(layers, _roots_of(layers), strict=True)}
+    )
+
+
+@contextmanager
+def _sharing(roots: dict[KernelLayer, Tensor]) -> Iterator[None]:
+    """Within this context the layers have these roots; their gradients go back through the roots at the end."""
+    try:
+        for layer, root in roots.items():
+            layer._shared = root.detach().requires_grad_(root.requires_grad)
+        yield
+        used = [(root, layer._shared.grad) for layer, root in roots.items() if layer._shared is not None]
+        pairs = [(root, grad) for root, grad in used if grad is not None]
+        if pairs:
+            torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
+    finally:
+        for layer in roots:
+            layer._shared = None
+
+
+def _roots_of(layers: list[KernelLayer]) -> list[Tensor]:
+    first = layers[0]
+    if first.batching_key() is None:
+        return [first.projection()]
+    wide = wide_dtype(first.weight.device)
+    rows = [layer.filter_matrix().to(wide) for layer in layers]
+    cosines = torch.stack([row @ row.mT for row in rows])  # (layers, f, f)
+    norms = cosines.detach().diagonal(dim1=1, dim2=2)
+    if not bool(((norms > 0.81) & (norms < 1.21)).all()):
+        for layer in layers:
+            layer.projection()  # which says whose filters are not of norm 1
+    roots = closed_form(gram_of_cosines(cosines, first.kernel, first.eps), first._spectrum)
+    return list(roots.to(first.weight.dtype).unbind())
 
 
 def check_root_block(what: str, block: object) -> None:

@@ -48,7 +48,11 @@ def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
     # they are normalized again in the working precision. (The derivative on the sphere is the same.)
     if kernel.is_steep:
         weight = weight / torch.linalg.vector_norm(weight, dim=-1, keepdim=True)
-    cosines = weight @ weight.mT
+    return gram_of_cosines(weight @ weight.mT, kernel, eps)
+
+
+def gram_of_cosines(cosines: Tensor, kernel: Kernel, eps: float) -> Tensor:
+    """kappa(W W^T) + eps I from W W^T, of one layer or several. (..., f, f)"""
     # Rounding makes the matrix slightly asymmetric, which a steep kernel would amplify as well.
     gram = kernel.kappa((cosines + cosines.mT) / 2)
     return gram + eps * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)

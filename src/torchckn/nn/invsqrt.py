@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from ..choices import RootMethod, check_choice
 from ..errors import ConfigError, DataError, NumericalError
 from .checks import require
-from .devices import choose_method, wide_dtype
+from .devices import choose_method, reads_are_free, wide_dtype
 
 #: Newton iterations, as in the paper
 ITERATIONS = 20
@@ -84,22 +84,48 @@ def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = No
     return _METHODS[method](symmetric)
 
 
-class _EighInverseSqrt(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+class Spectrum:
+    """The last matrices whose roots were computed in closed form, and what they were computed from.
+
+    A training step computes roots for its gradient, moves the filters, and computes roots again for the new classifier: the
+    next step begins with these very matrices.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def of(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """M = U diag(s^2) U^T as s, U, in float64."""
+        if self._known is not None and reads_are_free(matrix.device):
+            known, scales, vectors = self._known
+            if known.dtype == matrix.dtype and torch.equal(known, matrix):
+                return scales, vectors
         values, vectors = torch.linalg.eigh(matrix.to(wide_dtype(matrix.device)))
         # An eigenvalue below the rounding error of the largest one is noise, whatever its sign.
         noise = matrix.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].abs()
         _require_positive(values[..., :1] - noise, matrix)
-        scales = values.sqrt()  # s
+        scales = values.sqrt()
+        self._known = matrix.detach(), scales, vectors
+        return scales, vectors
+
+
+class _EighInverseSqrt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, spectrum: Spectrum) -> Tensor:
+        scales, vectors = spectrum.of(matrix)
         ctx.save_for_backward(scales, vectors)
         return ((vectors / scales[..., None, :]) @ vectors.mT).to(matrix.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         scales, vectors = ctx.saved_tensors
-        return lyapunov_gradient(scales, vectors, grad)
+        return lyapunov_gradient(scales, vectors, grad), None
+
+
+def closed_form(matrix: Tensor, spectrum: Spectrum) -> Tensor:
+    """M^(-1/2) of matrices that are symmetric and finite, without a check that they are; ``eigh`` as above."""
+    return _EighInverseSqrt.apply(matrix, spectrum)
 
 
 def lyapunov_gradient(scales: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
@@ -181,7 +207,7 @@ def _svd_inverse_sqrt(matrix: Tensor) -> Tensor:
 
 
 _METHODS: dict[str, Callable[[Tensor], Tensor]] = {
-    "eigh": _EighInverseSqrt.apply,
+    "eigh": lambda matrix: closed_form(matrix, Spectrum()),
     "newton": lambda matrix: newton(matrix).root,
     "svd": _svd_inverse_sqrt,
 }

@@ -34,8 +34,8 @@ class KernelProduct(KernelLayer):
 
     Args:
         in_channels: of the two inputs.
-        filters, eps, init, inverse_sqrt, root_block: as for :class:`torchckn.nn.KernelConv2d`. ``weight`` is (filters, C1), ``second_weight``
-            (filters, C2), both with rows of unit norm.
+        filters, eps, init, inverse_sqrt, root_block: as for :class:`torchckn.nn.KernelConv2d`. ``weight`` is (filters, C1),
+            ``second_weight`` (filters, C2), both with rows of unit norm.
 
     Example:
         >>> layer = KernelProduct((8, 4), 16)
