@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from torchckn.nn import native
+
 from .accuracy import COUNTS, KINDS, METHODS, median_error
 from .clusters import clusters_table
 from .measure import median_times, peak_memory
@@ -52,27 +54,37 @@ def accuracy_table() -> Table:
 
 
 def speed_table() -> Table:
-    table = Table(title="Forward + backward, and inference (milliseconds; ratios are from the same run)")
-    training = (*BUILD, "reference / torchckn", "torchckn / ConvNet")
-    head = ("network", "filters", "batch size", *training, "inference", "ConvNet inference", "torchckn / ConvNet")
-    for column in head:
+    table = Table(title="Forward + backward (milliseconds; ratios are from the same run)")
+    for column in ("network", "filters", "batch size", *BUILD, "reference / torchckn", "torchckn / ConvNet"):
         table.add_column(column, justify="right")
     for name, filters, batch in CASES:
-        networks = {kind: build(name, filters) for kind, build in BUILD.items()}
         images = images_for(name, batch)
+        networks = {kind: build(name, filters) for kind, build in BUILD.items()}
         times = median_times({kind: functools.partial(forward_and_backward, net, images) for kind, net in networks.items()})
-        both = {kind: functools.partial(infer, networks[kind].eval(), images) for kind in ("torchckn", "ConvNet")}
-        inference = median_times(both, rounds=15)
-        table.add_row(
-            name,
-            str(filters),
-            str(batch),
-            *(f"{1e3 * times[kind]:.0f}" for kind in BUILD),
-            f"{times['reference'] / times['torchckn']:.1f}x",
-            f"{times['torchckn'] / times['ConvNet']:.2f}",
-            *(f"{1e3 * inference[kind]:.1f}" for kind in both),
-            f"{inference['torchckn'] / inference['ConvNet']:.2f}",
-        )
+        cells = (f"{1e3 * times[kind]:.0f}" for kind in BUILD)
+        ratios = f"{times['reference'] / times['torchckn']:.1f}", f"{times['torchckn'] / times['ConvNet']:.2f}"
+        table.add_row(name, str(filters), str(batch), *cells, *ratios)
+    return table
+
+
+def inference_table() -> Table:
+    """Scores of images, without gradients, compared with the faster of the ConvNet's two memory layouts."""
+    table = Table(title="Inference (milliseconds)")
+    for column in ("network", "filters", "images", "torchckn", "ConvNet", "channels last", "torchckn / faster ConvNet"):
+        table.add_column(column, justify="right")
+    for name, filters, batch in [(name, filters, batch) for name, filters, _ in CASES for batch in (256, 1)]:
+        images = images_for(name, batch)
+        last = images.contiguous(memory_format=torch.channels_last)
+        calls = {
+            "torchckn": functools.partial(infer, kernel_network(name, filters).eval(), images),
+            "ConvNet": functools.partial(infer, convnet(name, filters).eval(), images),
+            "channels last": functools.partial(
+                infer, convnet(name, filters).to(memory_format=torch.channels_last).eval(), last
+            ),
+        }
+        times = median_times(calls, rounds=15)
+        ratio = times["torchckn"] / min(times["ConvNet"], times["channels last"])
+        table.add_row(name, str(filters), str(batch), *(f"{1e3 * value:.2f}" for value in times.values()), f"{ratio:.2f}")
     return table
 
 
@@ -90,8 +102,8 @@ def memory_table() -> Table:
 def main() -> None:
     torch.manual_seed(0)
     console = Console(width=150)
-    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-    for table in (accuracy_table, speed_table, memory_table, step_table, parts_table, large_table):
+    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; layers: {native.status()}\n")
+    for table in (accuracy_table, speed_table, inference_table, memory_table, step_table, parts_table, large_table):
         console.print(table(), "")
     if importlib.util.find_spec("faiss") is None:
         console.print("the comparison of k-means with faiss is skipped; install faiss with: pip install 'torchckn[bench]'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -18,7 +19,14 @@ from .measure import median_times, peak_memory
 from .networks import SHAPES, convnet, kernel_network, reference_network
 from .reference import ulr_step
 
-CASES = [("LeNet-5", 8, 256), ("LeNet-5", 32, 256), ("LeNet-5", 128, 128), ("All-CNN-C", 8, 128), ("All-CNN-C", 32, 64)]
+CASES = [
+    ("LeNet-5", 8, 256),
+    ("LeNet-5", 32, 256),
+    ("LeNet-5", 128, 128),
+    ("LeNet-1", 16, 256),
+    ("All-CNN-C", 8, 128),
+    ("All-CNN-C", 32, 64),
+]
 LAM, TAU, LR = 2.0**-16, 2.0**-5, 2.0**-6
 
 
@@ -38,8 +46,10 @@ def reference(name: str, filters: int, batch: int) -> Callable[[], object]:
     return functools.partial(ulr_step, reference_network(name, filters), *batch_for(name, batch), LAM, TAU, LR)
 
 
-def sgd(name: str, filters: int, batch: int) -> Callable[[], object]:
-    network, (images, labels) = convnet(name, filters), batch_for(name, batch)
+def sgd(name: str, filters: int, batch: int, layout: torch.memory_format = torch.contiguous_format) -> Callable[[], object]:
+    """A step of the ConvNet, in torch's default memory layout or with the channels last."""
+    images, labels = batch_for(name, batch)
+    network, images = convnet(name, filters).to(memory_format=layout), images.contiguous(memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
@@ -55,18 +65,41 @@ def forward_and_backward(network: nn.Module, images: torch.Tensor) -> None:
     network(images).square().mean().backward()
 
 
-def step_table() -> Table:
-    table = Table(title="One training step (milliseconds; ratios are from the same run)")
-    head = ("network", "filters", "batch size", "ULR", "ULR, exact head", "reference", "ConvNet SGD")
-    for column in (*head, "reference / ULR", "reference / ULR, exact head", "ULR / ConvNet SGD"):
+RUNS = 5
+
+
+def step_table(runs: int = RUNS) -> Table:
+    """Ratios of several runs, each of which has networks of its own: the median, and the lowest and the highest."""
+    title = f"One training step (milliseconds of the last run; ratios: median of {runs} runs, lowest to highest)"
+    table = Table(title=title)
+    ratios = ("exact / ConvNet", "reused / ConvNet", "reference / exact")
+    head = ("network", "filters", "batch size", "ULR, exact classifier", "reused", "ConvNet", "channels last", "reference")
+    for column in (*head, *ratios):
         table.add_column(column, justify="right")
     for case in CASES:
-        calls = {"ulr": ulr(*case), "exact": ulr(*case, "exact"), "reference": reference(*case), "sgd": sgd(*case)}
-        times = median_times(calls, rounds=7)
-        ratios = (times["reference"] / times["ulr"], times["reference"] / times["exact"], times["ulr"] / times["sgd"])
+        found: dict[str, list[float]] = {name: [] for name in ratios}
+        for _ in range(runs):
+            times = median_times(
+                {
+                    "exact": ulr(*case, "exact"),
+                    "reused": ulr(*case, "reuse"),
+                    "ConvNet": sgd(*case),
+                    "channels last": sgd(*case, torch.channels_last),
+                    "reference": reference(*case),
+                },
+                rounds=5,
+            )
+            faster = min(times["ConvNet"], times["channels last"])
+            values = (times["exact"] / faster, times["reused"] / faster, times["reference"] / times["exact"])
+            for name, value in zip(ratios, values, strict=True):
+                found[name].append(value)
         cells = [*(str(part) for part in case), *(f"{1e3 * value:.0f}" for value in times.values())]
-        table.add_row(*cells, *(f"{ratio:.2f}x" for ratio in ratios))
+        table.add_row(*cells, *(spread(found[name]) for name in ratios))
     return table
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def parts_table() -> Table:
