@@ -198,9 +198,7 @@ def _random_places(n: int, places: int, tries: int, per_image: int, generator: t
     return torch.rand(n, places, generator=generator).topk(tries, 1).indices
 
 
-def pick_pairs(
-    layer: KernelLayer, first: Tensor, second: Tensor, per_image: int, generator: torch.Generator | None
-) -> Tensor:
+def pick_pairs(first: Tensor, second: Tensor, per_image: int, generator: torch.Generator | None) -> Tensor:
     """Pairs of unit vectors at random positions of both inputs of a product, side by side: (1, n, C1 + C2)
 
     Clustering them side by side groups pairs whose both halves are similar.

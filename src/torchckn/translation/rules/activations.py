@@ -21,7 +21,6 @@ from ..trace import Operation
 from .arguments import is_last, weight_of
 from .registry import rule
 
-
 _RELU = "ReLU is the arc-cosine kernel of order 1"
 
 
