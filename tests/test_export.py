@@ -110,6 +110,7 @@ KERNELS = [
     kernels.ArcCosine(0),
     kernels.ArcCosine(1),
     kernels.ArcCosine(2),
+    kernels.Dual("gelu"),
     kernels.Linear(),
     kernels.Matern(0.5, 0.8),
     kernels.Matern(2.5, 0.8),

@@ -55,7 +55,7 @@ class KernelLayer(nn.Module):
         self.eps = float(eps)
         self.init = init
         self.inverse_sqrt = inverse_sqrt
-        self._filter_dims = filter_dims  # number of trailing dimensions of one filter
+        self.filter_dims = filter_dims  # number of trailing dimensions of one filter
         # the settings and tensors that the cached root depends on, and the root
         self._cache: tuple[object, list[Tensor], Tensor] | None = None
         self._shared: Tensor | None = None  # the root for all passes within shared_projection
@@ -66,7 +66,7 @@ class KernelLayer(nn.Module):
 
     @property
     def filters(self) -> int:
-        return self.weight.shape[-self._filter_dims - 1]
+        return self.weight.shape[-self.filter_dims - 1]
 
     def sphere_parameters(self) -> list[nn.Parameter]:
         """The parameters whose filters are on spheres."""
@@ -74,20 +74,20 @@ class KernelLayer(nn.Module):
 
     def filter_matrix(self) -> Tensor:
         """The filters as rows, W of the paper: (f, s), or (regions, f, s)."""
-        return self.weight.flatten(-self._filter_dims)
+        return self.weight.flatten(-self.filter_dims)
 
     @torch.no_grad()
     def normalize_(self) -> KernelLayer:
         """Normalize every filter to unit norm, in place; an all-zero filter has no direction and raises an error."""
         for weight in self.sphere_parameters():
-            norms = torch.linalg.vector_norm(weight.flatten(-self._filter_dims), dim=-1)
+            norms = torch.linalg.vector_norm(weight.flatten(-self.filter_dims), dim=-1)
             if norms.is_meta:
                 return self
             if not bool(((norms > 0) & norms.isfinite()).all()):
                 raise NumericalError(
                     "expected filters that can be normalized, got a filter that is all zero or not finite; set it to other values"
                 )
-            weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
+            weight.div_(norms.reshape(norms.shape + (1,) * self.filter_dims))
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KernelLayer:
@@ -180,7 +180,7 @@ def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:
         if isinstance(layer, KernelLayer):
             trained = [weight for weight in layer.sphere_parameters() if weight.requires_grad]
             if trained:
-                spheres.setdefault(layer._filter_dims, []).extend(trained)
+                spheres.setdefault(layer.filter_dims, []).extend(trained)
             for parameter in layer.kernel.parameters():
                 if parameter.requires_grad:
                     spheres.setdefault(0, []).append(parameter)
