@@ -259,7 +259,7 @@ def test_activations_stay_within_their_memory_and_are_those_of_the_network(memor
     sizes = []
     for name in ckn.kernel_layers():
         inputs = []
-        for x in activations.inputs_of(name):
+        for (x,) in activations.inputs_of(name):
             sizes.append(sum(batch.bytes for batch in activations._kept))
             inputs.append(x)
         order = torch.cat(list(activations._images(0)))

@@ -74,10 +74,10 @@ def test_a_nonlinearity_after_pooling_is_itself_in_the_random_network() -> None:
     assert (features @ features.T - exact).norm() < 0.05 * exact.norm()
 
 
-def test_compare_kernels_wants_images_to_spare() -> None:
+def test_comparing_kernels_needs_images_to_spare_and_random_features() -> None:
     with pytest.raises(torchckn.DataError, match="more than 8 images"):
         torchckn.compare_kernels(translate(small_net(), (1, 12, 12)), torch.rand(8, 1, 12, 12))
-    with pytest.raises(ConfigError, match="Polynomial has no random features"):
-        translate(small_net(), (1, 12, 12), torchckn.kernels.Polynomial(2), weights="random-features")(
+    with pytest.raises(ConfigError, match="Matern has no random features"):
+        translate(small_net(), (1, 12, 12), torchckn.kernels.Matern(1.5, 0.6), weights="random-features")(
             torch.rand(1, 1, 12, 12)
         )

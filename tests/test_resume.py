@@ -147,7 +147,7 @@ def test_a_folder_of_another_run_is_refused_and_untouched(tmp_path: Path) -> Non
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    other = runs.Run(tmp_path / "run", {"a": 1})
+    other = runs.Run(tmp_path / "run", {"training": {}})
     with pytest.raises(ConfigError, match="another process is training"):
         trained(run_dir=tmp_path / "run", resume=True)
     other.close()
@@ -259,10 +259,10 @@ def test_a_step_that_is_not_finite_stops_and_keeps_the_last_good_state(
     good, _ = trained(steps=5, final_head=False)
     original, calls = methods.ULR._descend, []
 
-    def poisoned(self: Any, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    def poisoned(self: Any, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         calls.append(1)
         value, accuracy = original(self, images, labels)
-        return (math.nan if len(calls) == 6 else value), accuracy
+        return value * (math.nan if len(calls) == 6 else 1), accuracy
 
     monkeypatch.setattr(methods.ULR, "_descend", poisoned)
     ckn = network()

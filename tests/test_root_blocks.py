@@ -94,8 +94,8 @@ def test_gradients_of_a_layer_in_blocks_are_those_of_finite_differences(
     x = torch.randn(2, 4, 4, 4, generator=generator, dtype=torch.float64)
 
     def features(weight: torch.Tensor) -> torch.Tensor:
-        on_sphere = weight / torch.linalg.vector_norm(weight.flatten(-layer._filter_dims), dim=-1).reshape(
-            *weight.shape[: weight.ndim - layer._filter_dims], *[1] * layer._filter_dims
+        on_sphere = weight / torch.linalg.vector_norm(weight.flatten(-layer.filter_dims), dim=-1).reshape(
+            *weight.shape[: weight.ndim - layer.filter_dims], *[1] * layer.filter_dims
         )
         return torch.func.functional_call(layer, {"weight": on_sphere}, (x,))
 

@@ -387,7 +387,7 @@ class CKN(Classifier):
         for node in self.graph.nodes[start:stop]:
             inputs = [values[name] for name in node.inputs]
             values[node.name] = inputs[0] if node.name in self.absorbed else self.layers[node.name](*inputs)
-            if checking_layers():
+            if not torch.compiler.is_compiling() and checking_layers():
                 check_finite(values[node.name], f"what follows layer {node.name!r}")
             for name in node.inputs:
                 if last_use[name] == node.name:

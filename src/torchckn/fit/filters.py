@@ -68,7 +68,7 @@ def fit_filters(
             report(done, name)
             how = layer.init if init is None or layer.init == "identity" else init
             if how == "random":
-                shape = (*layer.weight.shape[: layer.filter_matrix().ndim - 1], sum(_sizes(layer)))
+                shape = (*layer.weight.shape[: -layer.filter_dims], sum(_sizes(layer)))
                 _set_filters(layer, torch.randn(shape, generator=generator, dtype=torch.float64))
             elif how != "identity":
                 sample = _sample(activations, name, layer, max(patches, layer.filters), generator)
@@ -102,9 +102,7 @@ def _set_filters(layer: KernelLayer, filters: Tensor) -> None:
 
 def _sizes(layer: KernelLayer) -> list[int]:
     """How many numbers one filter has in each of the layer's parameters."""
-    return [
-        parameter[0].numel() if parameter.ndim < 5 else parameter[0, 0].numel() for parameter in layer.sphere_parameters()
-    ]
+    return [parameter.shape[-layer.filter_dims :].numel() for parameter in layer.sphere_parameters()]
 
 
 @torch.no_grad()
@@ -224,9 +222,7 @@ def _random_places(n: int, places: int, tries: int, per_image: int, generator: t
     return torch.rand(n, places, generator=generator).topk(tries, 1).indices
 
 
-def pick_pairs(
-    layer: KernelLayer, first: Tensor, second: Tensor, per_image: int, generator: torch.Generator | None
-) -> Tensor:
+def pick_pairs(first: Tensor, second: Tensor, per_image: int, generator: torch.Generator | None) -> Tensor:
     """Pairs of unit vectors at random positions of both inputs of a product, side by side: (1, n, C1 + C2)
 
     Clustering them side by side groups pairs whose both halves are similar.

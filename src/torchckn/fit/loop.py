@@ -215,6 +215,7 @@ class TrainingLoop:
                 if "valid_accuracy" in record:
                     self._tell("on_validation_end", record)
                 self._tell("on_step_end", record)
+            self._asked_to_stop = self._asked_to_stop or largest(int(self._interrupted())) > 0  # in the last step
             if self._asked_to_stop and self.stop_reason is None:
                 raise KeyboardInterrupt(
                     f"training was interrupted after step {self.step} of {self.steps}; {self._how_to_resume}"

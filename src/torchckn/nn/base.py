@@ -60,7 +60,7 @@ class KernelLayer(nn.Module):
         self.init = init
         self.inverse_sqrt = inverse_sqrt
         self.root_block = root_block
-        self._filter_dims = filter_dims  # number of trailing dimensions of one filter
+        self.filter_dims = filter_dims  # number of trailing dimensions of one filter
         # the settings and tensors that the cached root depends on, and the root
         self._cache: tuple[object, list[Tensor], Tensor] | None = None
         self._shared: Tensor | None = None  # the root for all passes within shared_projection
@@ -72,7 +72,7 @@ class KernelLayer(nn.Module):
 
     @property
     def filters(self) -> int:
-        return self.weight.shape[-self._filter_dims - 1]
+        return self.weight.shape[-self.filter_dims - 1]
 
     def sphere_parameters(self) -> list[nn.Parameter]:
         """The parameters whose filters are on spheres."""
@@ -80,13 +80,13 @@ class KernelLayer(nn.Module):
 
     def filter_matrix(self) -> Tensor:
         """The filters as rows, W of the paper: (f, s), or (regions, f, s)."""
-        return self.weight.flatten(-self._filter_dims)
+        return self.weight.flatten(-self.filter_dims)
 
     @torch.no_grad()
     def normalize_(self) -> KernelLayer:
         """Normalize every filter to unit norm, in place; an all-zero filter has no direction and raises an error."""
         for weight in self.sphere_parameters():
-            norms = torch.linalg.vector_norm(weight.flatten(-self._filter_dims), dim=-1)
+            norms = torch.linalg.vector_norm(weight.flatten(-self.filter_dims), dim=-1)
             if norms.is_meta:
                 return self
             require(
@@ -95,7 +95,7 @@ class KernelLayer(nn.Module):
                     "expected filters that can be normalized, got a filter that is all zero or not finite; set it to other values"
                 ),
             )
-            weight.div_(norms.reshape(norms.shape + (1,) * self._filter_dims))
+            weight.div_(norms.reshape(norms.shape + (1,) * self.filter_dims))
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KernelLayer:
@@ -131,7 +131,7 @@ class KernelLayer(nn.Module):
     def batching_key(self) -> object | None:
         """What layers have in common whose roots can be computed together; None for a root that is computed by itself."""
         kernel, device = self.kernel, self.weight.device
-        usual = type(self).projection is KernelLayer.projection and self.weight.ndim == self._filter_dims + 1
+        usual = type(self).projection is KernelLayer.projection and self.weight.ndim == self.filter_dims + 1
         method = resolve_method(self.inverse_sqrt, device, self.filters)[0]
         simple = usual and self.filter_matrix().ndim == 2 and block_count(self.filters, self.root_block) == 1
         if not simple or method != "eigh" or kernel.is_steep or list(kernel.parameters()) or not self.training:
@@ -252,7 +252,7 @@ def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:
         if isinstance(layer, KernelLayer):
             trained = [weight for weight in layer.sphere_parameters() if weight.requires_grad]
             if trained:
-                spheres.setdefault(layer._filter_dims, []).extend(trained)
+                spheres.setdefault(layer.filter_dims, []).extend(trained)
             for parameter in layer.kernel.parameters():
                 if parameter.requires_grad:
                     spheres.setdefault(0, []).append(parameter)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from ..errors import ConfigError
@@ -23,9 +21,7 @@ class AlexNet(ConvNet):
 
     input_shape = ARCHITECTURES["alexnet"].input_shape
 
-    @classmethod
-    def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        return {"in_channels": image_shape[0], "image_size": image_shape[1:]}
+    least_size = 67
 
     def __init__(
         self,
@@ -39,7 +35,7 @@ class AlexNet(ConvNet):
     ) -> None:
         super().__init__(filters, in_channels)
         positions = 1
-        for pixels in self.fit_size(image_size, 67):
+        for pixels in self.fit_size(image_size):
             positions *= (((((pixels - 11) // 4 + 1) - 3) // 2 + 1 - 3) // 2 + 1 - 3) // 2 + 1
         w = self.width
         if filters is not None and filters % groups:

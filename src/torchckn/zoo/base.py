@@ -16,6 +16,8 @@ class ConvNet(nn.Module):
     input_shape: ClassVar[tuple[int, int, int]]
     #: standard deviation of the initial weights in the paper: 0.2 for the LeNets, 0.3 for All-CNN-C
     init_std: ClassVar[float] = 0.2
+    #: rows and columns that an image must have, for networks that have to know the size of their images
+    least_size: ClassVar[int | None] = None
     layers: nn.Module
 
     def __init__(self, filters: int | None = None, in_channels: int | None = None, **options: Any) -> None:
@@ -28,11 +30,13 @@ class ConvNet(nn.Module):
 
     @classmethod
     def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        """Arguments that adapt the network to images of this shape."""
-        return {"in_channels": image_shape[0]}
+        """Arguments that adapt the network to images of this shape; it keeps its own size if they are too small for it."""
+        large_enough = cls.least_size is not None and min(image_shape[1:]) >= cls.least_size
+        return {"in_channels": image_shape[0]} | ({"image_size": image_shape[1:]} if large_enough else {})
 
-    def fit_size(self, image_size: int | Pair, least: int) -> Pair:
-        """Set the size of the images, rows and columns; both must be at least ``least``."""
+    def fit_size(self, image_size: int | Pair, least: int | None = None) -> Pair:
+        """Set the size of the images, rows and columns; both must be at least ``least``, by default ``least_size``."""
+        least = (self.least_size or 1) if least is None else least
         size = pair("image_size", image_size, least)
         self.input_shape = (self.input_shape[0], *size)  # type: ignore[misc]
         return size

@@ -84,9 +84,7 @@ class LeNet1(_LeNet):
     input_shape = ARCHITECTURES["lenet1"].input_shape
     scheme = _LENET1_C3
 
-    @classmethod
-    def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        return {"in_channels": image_shape[0], "image_size": image_shape[1:]}
+    least_size = 16
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class LeNet1(_LeNet):
         image_size: int | Pair = 28,
     ) -> None:
         super().__init__(filters, in_channels)
-        self.fit_size(image_size, 16)
+        self.fit_size(image_size)
         convolutions = self._convolutions(in_channels, (4, 12), 0, bias, connections)
         head = {"head": nn.Linear(self.width(12) * self._positions(), classes, bias=bias)}
         self.layers = nn.Sequential(OrderedDict(convolutions | head))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from ..nn.geometry import Pair
@@ -20,9 +18,7 @@ class VGG11(ConvNet):
 
     input_shape = ARCHITECTURES["vgg11"].input_shape
 
-    @classmethod
-    def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        return {"in_channels": image_shape[0], "image_size": image_shape[1:]}
+    least_size = 32
 
     def __init__(
         self,
@@ -35,7 +31,7 @@ class VGG11(ConvNet):
         image_size: int | Pair = 32,
     ) -> None:
         super().__init__(filters, in_channels)
-        rows, columns = self.fit_size(image_size, 32)
+        rows, columns = self.fit_size(image_size)
         layers: list[nn.Module] = []
         channels = in_channels
         for step in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
