@@ -90,7 +90,7 @@ def reference_network(name: str, filters: int) -> nn.Module:
     return Classifier(name, modules, filters)
 
 
-def convnet(name: str, filters: int) -> nn.Module:
+def convnet(name: str, filters: int, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
     """A plain ConvNet of the same widths: convolution, pooling, ReLU; an identity layer is only the ReLU."""
     (channels, _, _), layers = SHAPES[name]
     modules: list[nn.Module] = []
@@ -102,4 +102,4 @@ def convnet(name: str, filters: int) -> nn.Module:
         else:
             modules.append(nn.ReLU())
         channels = filters
-    return Classifier(name, modules, filters)
+    return Classifier(name, modules, filters).to(memory_format=layout)  # type: ignore[call-overload]

@@ -78,9 +78,7 @@ def inference_table() -> Table:
         calls = {
             "torchckn": functools.partial(infer, kernel_network(name, filters).eval(), images),
             "ConvNet": functools.partial(infer, convnet(name, filters).eval(), images),
-            "channels last": functools.partial(
-                infer, convnet(name, filters).to(memory_format=torch.channels_last).eval(), last
-            ),
+            "channels last": functools.partial(infer, convnet(name, filters, torch.channels_last).eval(), last),
         }
         times = median_times(calls, rounds=15)
         ratio = times["torchckn"] / min(times["ConvNet"], times["channels last"])

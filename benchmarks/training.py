@@ -49,7 +49,7 @@ def reference(name: str, filters: int, batch: int) -> Callable[[], object]:
 def sgd(name: str, filters: int, batch: int, layout: torch.memory_format = torch.contiguous_format) -> Callable[[], object]:
     """A step of the ConvNet, in torch's default memory layout or with the channels last."""
     images, labels = batch_for(name, batch)
-    network, images = convnet(name, filters).to(memory_format=layout), images.contiguous(memory_format=layout)
+    network, images = convnet(name, filters, layout), images.contiguous(memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:

@@ -35,7 +35,7 @@ def measure(name: str, filters: int, batch_size: int) -> dict[str, tuple[float, 
     networks: list[tuple[Classifier, Tensor]] = [
         (ckn, images),
         (plain, images),
-        (channels_last.to(memory_format=torch.channels_last), last),
+        (channels_last.to(memory_format=torch.channels_last), last),  # type: ignore[call-overload]
     ]
     options = MethodOptions(lam=2.0**-16)
     methods = [METHODS[net.default_method](net, options) for net, _ in networks]

@@ -166,7 +166,7 @@ def _picked_by_all(activations: Activations, name: str, layer: KernelLayer, per_
 def _pick(layer: KernelLayer, inputs: tuple[Tensor, ...], per_image: int, generator: torch.Generator) -> Tensor:
     """What the layer's filters are chosen from: patches, or pairs for a product. (parts, n, s)"""
     if isinstance(layer, KernelProduct):
-        return pick_pairs(layer, inputs[0], inputs[1], per_image, generator)
+        return pick_pairs(inputs[0], inputs[1], per_image, generator)
     return pick_patches(layer, inputs[0], per_image, generator)
 
 
