@@ -204,7 +204,7 @@ class Classifier(nn.Module):
         """A batch that suits this network, bytes made into numbers from 0 to 1; or an error that says what does not suit."""
         require_shape(x, self.input_shape)
         if x.dtype == torch.uint8:
-            return unit_pixels(x, self.head.weight.detach().to(x.device))
+            return self.pixels(x)
         require_same_type("this network", x, self.head.weight)
         if torch.compiler.is_compiling() or not x.numel():
             return x
