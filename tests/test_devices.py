@@ -19,7 +19,7 @@ from torchckn.errors import NumericalError
 from torchckn.fit import ulr
 from torchckn.fit.methods import METHODS, Method, MethodOptions
 from torchckn.graph import AveragePool, Conv, Dense, Graph
-from torchckn.nn import checks
+from torchckn.nn import base, checks, invsqrt
 from torchckn.nn.checks import Deferred, require
 from torchckn.nn.devices import CLOSED_FORM_UP_TO
 from torchckn.nn.functional import projection
@@ -50,7 +50,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return [1.0] * len(numbers)
 
     monkeypatch.setattr(checks, "host", host)
-    for module in (checks, ulr):
+    for module in (checks, ulr, base, invsqrt):
         monkeypatch.setattr(module, "reads_are_free", lambda device: False)
     return sizes
 
@@ -148,7 +148,7 @@ def test_conjugate_gradients_without_reads_find_the_same_step(monkeypatch: pytes
 
 
 def test_a_step_that_ruins_the_filters_is_found_by_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (checks, ulr):
+    for module in (checks, ulr, base, invsqrt):
         monkeypatch.setattr(module, "reads_are_free", lambda device: False)
     method = METHODS["ulr"](small(torchckn.kernels.RBFSphere(0.6)), MethodOptions(lam=2**-10, head_update="reuse"))
     images, labels = torch.rand(6, 1, 8, 8), torch.arange(6)

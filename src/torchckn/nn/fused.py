@@ -78,7 +78,7 @@ class _FusedConv(torch.autograd.Function):
         size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
         patches = _integers(images, height, width, channels, rows, columns, *size, *(n for pair in geometry for n in pair))
         pixels = x.new_empty(images, height, width)
-        squares = pixels if _single(pixels, responses, size) else x.new_empty(images, rows, columns)
+        squares = pixels if _single(size, geometry) else x.new_empty(images, rows, columns)
         native.call("patch_squares", patches, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
         description = kernel.native()
         assert description is not None
@@ -117,15 +117,15 @@ class _FusedConv(torch.autograd.Function):
         if of_squares is None or of_x is None:
             return None, of_weight, of_root, None, None, None
         of_x = _dense(of_x)
-        pixels = of_squares if _single(x[:, 0], responses, ctx.size) else x.new_empty(len(x), *x.shape[2:])
+        pixels = of_squares if _single(ctx.size, ctx.geometry) else x.new_empty(len(x), *x.shape[2:])
         buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))
         native.call("patch_squares_backward", ctx.patches, *buffers)
         return of_x, of_weight, of_root, None, None, None
 
 
-def _single(pixels: Tensor, responses: Tensor, size: Pair) -> bool:
+def _single(size: Pair, geometry: Geometry) -> bool:
     """Whether each pixel is a patch, so that their squared norms are the same numbers."""
-    return tuple(size) == (1, 1) and pixels.shape[1:] == responses.shape[2:]
+    return (size, geometry.stride, geometry.padding) == ((1, 1), (1, 1), (0, 0))
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -329,7 +329,8 @@ extern "C" int layer_backward(int kind, const float *numbers, const long *shape,
 struct Patches {
   long n, h, w, channels, rows, columns, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
 
-  bool single() const { return rows == h && columns == w && kernel_h * kernel_w == 1; } /* each pixel is a patch */
+  /* each pixel is a patch */
+  bool single() const { return kernel_h * kernel_w * stride_h * stride_w == 1 && padding_h == 0 && padding_w == 0; }
   long row(long y, long a) const { return y * stride_h - padding_h + a * dilation_h; }
   bool inside(long row) const { return row >= 0 && row < h; }
 };
