@@ -472,7 +472,7 @@ BAD: list[tuple[str, int, str]] = [
     ("train --data {p}/digits.npz --lr -1 --run {p}/new3", 2, "positive number"),
     ("train --data {p}/digits.npz --method sgd --run {p}/new4", 2, "'sgd' is for ConvNets"),
     ("train --data {p}/digits.npz --linear-kernel match", 2, "linear_kernel expected a kernel"),
-    ("train alexnet --data {p}/digits.npz", 1, "channels|expected"),
+    ("train alexnet --data {p}/digits.npz", 1, "AlexNet does not run on images of shape"),
     ("train --data {p}/digits.npz --run {p}/ckn", 2, "has a run already"),
     ("train --data {p}/digits.npz --run {p}/thesis", 2, "not empty and not a run"),
     ("train --data {p}/digits.npz --run {p}/five.png/run", 2, "cannot use .* for a run"),

@@ -42,10 +42,19 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("0.97", "benchmarks.md: In short: forward and backward take"),
         ("2.6", "benchmarks.md: In short: forward and backward take"),
     ],
-    "training.md": [("2", "a setting: DROP in torchckn.fit.loop")],
+    "training.md": [
+        ("512", "a limit: of torchckn.nn.whitening"),
+        ("2", "a setting: DROP in torchckn.fit.loop"),
+    ],
+    "scale.md": [
+        ("150", "an assumption of the model in benchmarks.scale"),
+        ("20", "an assumption of the model in benchmarks.scale"),
+    ],
     "safety.md": [
         ("16", "a limit: _LARGEST_HEADER in torchckn.files"),
         ("3", "a setting: the memory of the processes in tests/faults"),
+        *((figure, "seconds of the two command lines of that table") for figure in ("86", "108", "0.3", "3.3")),
+        ("200", "a setting: the number of kills in tests/faults/test_kills.py"),
     ],
     "paper.md": [
         ("2", "a setting: DROP in torchckn.fit.loop"),

@@ -304,7 +304,7 @@ def _odd_tensor(chance: random.Random, tensors: Tensors) -> None:
         lambda: value.to(chance.choice([torch.float64, torch.float16, torch.int8, torch.bool])),
         lambda: value.flatten()[: chance.randrange(value.numel() + 1)],
         lambda: value.unsqueeze(0).expand(chance.randrange(1, 1000), *value.shape),
-        lambda: value.double().flatten().index_fill(0, torch.tensor([0]), float("nan")).view(value.shape),
+        lambda: torch.full_like(value, float("nan"), dtype=torch.float64),
     ]
     tensors[name] = chance.choice(changes)()
 

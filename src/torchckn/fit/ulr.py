@@ -266,7 +266,8 @@ def _square_minimizer(batch: Batch) -> Tensor:
         x = x[:, :-1]
         x_mean, y_mean = batch.total(x.sum(0)) / n, batch.total(y.sum(0)) / n
         x, y = x - x_mean, y - y_mean
-    if n < x.shape[1] and batch.total in (of_this_process, over_processes):
+    images = len(x) if batch.total is of_this_process else float(n)
+    if images < x.shape[1] and batch.total in (of_this_process, over_processes):
         x, y = gathered(x), gathered(y)  # the images are the smaller side, and every process solves for all of them
         weight = x.T @ torch.cholesky_solve(y, _ridge_factor(x @ x.T, n * batch.lam))
     else:
