@@ -26,8 +26,10 @@ FIGURE = re.compile(rf"(?<![\w.^])(?<!\^-)({NUMBER})(?=(?:,?\s+(?:to|and|or)\s+{
 QUOTED: dict[str, list[tuple[str, str]]] = {
     "README.md": [
         ("77.6", "benchmarks.md: | two layers, 64 and 256, whitened CIFAR-10 (`ckn-cifar`)"),
-        ("1.1", "benchmarks.md: In short: forward and backward take"),
-        ("2.4", "benchmarks.md: In short: forward and backward take"),
+        ("1.7", "benchmarks.md: In short: a training step takes"),
+        ("4.5", "benchmarks.md: In short: a training step takes"),
+        ("0.99", "benchmarks.md: In short: inference takes"),
+        ("2.1", "benchmarks.md: In short: inference takes"),
         ("99.05", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5`)"),
         ("101", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5`)"),
         ("98.5", "benchmarks.md: | LeNet-1 CKN, 32, MNIST (`lenet1 --seed 1`)"),
@@ -37,10 +39,10 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("94.6", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5 --seed 1`)"),
         ("99.05", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5`)"),
         ("101", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5`)"),
-        ("1.1", "benchmarks.md: In short: forward and backward take"),
-        ("2.4", "benchmarks.md: In short: forward and backward take"),
-        ("0.97", "benchmarks.md: In short: forward and backward take"),
-        ("2.6", "benchmarks.md: In short: forward and backward take"),
+        ("1.7", "benchmarks.md: In short: a training step takes"),
+        ("4.5", "benchmarks.md: In short: a training step takes"),
+        ("0.99", "benchmarks.md: In short: inference takes"),
+        ("2.1", "benchmarks.md: In short: inference takes"),
     ],
     "training.md": [
         ("512", "a limit: of torchckn.nn.whitening"),
@@ -174,14 +176,20 @@ def test_the_summary_of_the_experiments_has_the_figures_of_their_results(texts: 
     assert len(figures(section)) == len(figures("\n".join(expected))), "a figure that is not checked here"
 
 
-def test_ranges_of_speeds_are_those_of_their_table(texts: dict[str, str]) -> None:
-    table = texts["benchmarks.md"].partition("## Forward and backward pass")[2].partition("In short")[0]
+@pytest.mark.parametrize(
+    ("section", "column", "words"),
+    [
+        ("Inference", 4, "inference takes {} times as long"),
+        ("A training step", 2, "a training step takes {} times as long as the ConvNet's with the exact classifier"),
+        ("A training step", 3, "{} times as long with the reused one"),
+    ],
+)
+def test_ranges_of_speeds_are_those_of_their_table(texts: dict[str, str], section: str, column: int, words: str) -> None:
+    table, _, sentence = texts["benchmarks.md"].partition(f"## {section}\n")[2].partition("In short: ")
     rows = [line.split("|") for line in table.splitlines() if line.startswith(("| LeNet", "| All-CNN"))]
-    assert len(rows) == 5
-    sentence = lines(texts["benchmarks.md"], "In short: forward and backward take")
-    for column, words in ((4, "forward and backward take"), (5, "inference takes")):
-        values = sorted((row[column].strip() for row in rows), key=float)
-        assert f"{words} {values[0]} to {values[-1]} times" in sentence
+    assert len(rows) == 6
+    values = sorted((row[column].split()[0] for row in rows), key=float)
+    assert words.format(f"{values[0]} to {values[-1]}") in " ".join(sentence.split())
 
 
 def test_every_table_of_the_benchmarks_has_its_command(texts: dict[str, str]) -> None:

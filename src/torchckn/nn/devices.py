@@ -27,9 +27,9 @@ def choose_method(device: torch.device, size: int) -> RootMethod:
     On a CPU the closed form is the most accurate and the fastest (``make bench`` prints the comparison). On an
     accelerator, eigendecompositions of more than a few dozen rows are slow and matrix products are fast.
 
-    In training, Newton iterations do not start from the root of the step before, although the filters have moved little: it
-    does not commute with the new matrix, so the iterations drift away from the symmetric root. And there is little to gain:
-    on two CPU cores an eigendecomposition of 512 to 1,024 rows takes as long as 6 to 14 products, and the derivative needs it.
+    In training, Newton iterations do not start from the root of the step before, although the filters have moved little: there
+    is little to gain, because on two CPU cores an eigendecomposition of 512 to 1,024 rows takes as long as 6 to 14 products, and
+    the derivative needs it.
     """
     return "eigh" if device.type == "cpu" or size <= CLOSED_FORM_UP_TO else "newton"
 

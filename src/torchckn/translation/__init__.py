@@ -69,8 +69,8 @@ def translate(
         width: multiplies the number of filters of every layer, such as 0.25 for a counterpart that is quick to train.
         eps, init, inverse_sqrt: options of every layer; see :class:`torchckn.nn.KernelConv2d`.
         root_block: filters per inverse root, at most: wider layers have their filters in blocks (see
-            :class:`torchckn.nn.KernelConv2d`). ``"auto"``: 256 (``ROOT_BLOCK``), because wider roots take longer than their
-            layers; ``"all"``: one root per layer, whatever its width.
+            :class:`torchckn.nn.KernelConv2d`). ``"auto"``: 256 (``ROOT_BLOCK``), because the time of a root grows with the
+            cube of its width; ``"all"``: one root per layer, whatever its width.
         centering: of the features; see :class:`torchckn.network.FeatureScaling`.
         weights: ``"random-features"`` gives the finite ConvNet with Gaussian weights whose kernel the CKN approximates.
         preprocessing: applied to the pixels first (:class:`torchckn.data.Preprocessing`). It becomes part of the CKN, which
@@ -163,8 +163,8 @@ def _layer_options(eps: float, init: Init, inverse_sqrt: str) -> dict[str, objec
     return {"eps": eps, "init": init, "inverse_sqrt": inverse_sqrt}
 
 
-#: Filters per inverse root, at most, with ``root_block="auto"``. Roots of more filters take longer than their layers, and a step
-#: of ResNet-50 takes nearly twice as long with blocks of 512 (``python -m benchmarks.wide``).
+#: Filters per inverse root, at most, with ``root_block="auto"``: with 512, a step of ResNet-50 takes nearly twice as long
+#: (``python -m benchmarks.wide``).
 ROOT_BLOCK = 256
 
 

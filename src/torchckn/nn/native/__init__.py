@@ -6,8 +6,8 @@ needed, which takes a few seconds, with the machine's own C++ compiler and for i
 user's cache folder. Without a compiler, everything runs in plain torch, with the same numbers up to rounding.
 
 One setting decides, the environment variable ``TORCHCKN_NATIVE``: ``auto`` (the default), ``off``, or ``require``, which makes
-it an error if the code cannot be compiled. :func:`status` says what is used. (``torch.compile`` was measured as well: it is as
-fast for the map alone, but needs half a minute for every new shape, and cannot include pooling and projection.)
+it an error if the code cannot be compiled. :func:`status` says what is used. (Not ``torch.compile``: it compiles again for new
+shapes, and cannot put pooling and projection into the same pass.)
 
 Read next: :mod:`torchckn.nn.fused`, the layer that calls this.
 """
