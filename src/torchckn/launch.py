@@ -94,7 +94,7 @@ def _join(timeout: float) -> Any:
                 f"process {here} of {count} does not know where the others are ({text.splitlines()[0]}); start it with torchrun"
             ) from error
         raise LostProcessError(
-            f"process {here} of {count} waited {timeout:g} s for the others at {place}, and not all of them came; start all of "
+            f"process {here} of {count} waited {timeout:g} s for the others at {place}, and some did not arrive; start all of "
             f"them, check the address and the firewall, or wait longer with --timeout ({text.splitlines()[0][:200]})"
         ) from error
     if torch.cuda.is_available():
