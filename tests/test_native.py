@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from torchckn.errors import ConfigError
+from torchckn.errors import ConfigError, DataError
 from torchckn.kernels import ArcCosine, Kernel, RBFSphere
 from torchckn.nn import KernelConv2d, native
 from torchckn.nn.functional import kernel_conv2d
@@ -144,6 +144,11 @@ def test_kernels_without_compiled_code_are_computed_in_plain_torch() -> None:
     assert Wider(0.6).native() is None
     assert RBFSphere(0.6, trainable=True).native() is None
     assert ArcCosine(0).native() is None
+
+
+def test_windows_that_are_larger_than_the_map_are_an_error_and_nothing_worse() -> None:
+    with pytest.raises(DataError, match="at least 4x4 positions for one of its windows, got 3x3"):
+        KernelConv2d(1, 8, 3, pool=nn.AvgPool2d(4))(torch.ones(1, 1, 5, 5))
 
 
 # Without a compiler

@@ -248,7 +248,7 @@ def _odd_runs() -> Iterator[tuple[str, Callable[[Path], None]]]:
     }.items():
         yield f"config-{name}", write("config.toml", content)
     yield "config-bold", config('network = "lenet1"', 'network = "[/bold]x"')
-    yield "config-code", config('network = "lenet1"', 'network = "/tmp/x.py:Net"')
+    yield "config-code", config('network = "lenet1"', 'network = "nowhere/x.py:Net"')
     yield "config-classes", config("classes = [", "classes_of = [")
     yield "config-shape", config("image_shape = [", 'image_shape = ["a", ')
     yield "config-mean", config("mean = [", 'mean = ["a", ')

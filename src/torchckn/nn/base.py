@@ -197,9 +197,11 @@ def shared_projections(net: nn.Module) -> AbstractContextManager[None]:
     for module in net.modules():
         if isinstance(module, KernelLayer):
             groups.setdefault(module.batching_key() or module, []).append(module)
-    return _sharing(
-        {layer: root for layers in groups.values() for layer, root in zip(layers, _roots_of(layers), strict=True)}
-    )
+    roots: dict[KernelLayer, Tensor] = {}
+    for key, layers in groups.items():
+        together = [key.projection()] if isinstance(key, KernelLayer) else _roots_together(layers)
+        roots.update(zip(layers, together, strict=True))
+    return _sharing(roots)
 
 
 @contextmanager
@@ -218,10 +220,8 @@ def _sharing(roots: dict[KernelLayer, Tensor]) -> Iterator[None]:
             layer._shared = None
 
 
-def _roots_of(layers: list[KernelLayer]) -> list[Tensor]:
+def _roots_together(layers: list[KernelLayer]) -> list[Tensor]:
     first = layers[0]
-    if first.batching_key() is None:
-        return [first.projection()]
     wide = wide_dtype(first.weight.device)
     rows = [layer.filter_matrix().to(wide) for layer in layers]
     cosines = torch.stack([row @ row.mT for row in rows])  # (layers, f, f)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..errors import DataError
 from ..kernels import Kernel
 from . import native
 from .geometry import Pair
@@ -75,6 +76,11 @@ class _FusedConv(torch.autograd.Function):
         responses = x if weight is None else _dense(F.conv2d(x, weight, None, *geometry))
         images, channels, height, width = x.shape
         filters, rows, columns = responses.shape[1:]
+        if rows < window[0] or columns < window[1]:
+            raise DataError(
+                f"pooling expected at least {window[0]}x{window[1]} positions for one of its windows, got {rows}x{columns}; use "
+                "larger images or a smaller window"
+            )
         size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
         patches = _integers(images, height, width, channels, rows, columns, *size, *(n for pair in geometry for n in pair))
         pixels = x.new_empty(images, height, width)
