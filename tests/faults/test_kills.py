@@ -19,7 +19,7 @@ import torch
 from torchckn import runs
 from torchckn.storage import KIND, read_tensors
 
-from .harness import environment
+from .harness import HANGING, environment
 
 STEPS = 4
 #: kills -9 in all, in parts, so that a part can be repeated by itself
@@ -47,7 +47,7 @@ def process(arguments: list[str], kill_at: int | None = None) -> subprocess.Pope
 
 def finished(arguments: list[str], kill_at: int | None = None) -> tuple[int, str, str]:
     running = process(arguments, kill_at)
-    out, err = running.communicate(timeout=300)
+    out, err = running.communicate(timeout=HANGING)
     return running.returncode, out, err
 
 
@@ -187,7 +187,7 @@ def test_a_signal_saves_stops_and_says_how_to_go_on(tmp_path: Path, few_digits: 
     running = process(start(run, few_digits, steps=100_000))
     wait_for_lines(run / "metrics.jsonl", 4, running)
     running.send_signal(getattr(signal, name))
-    _, message = running.communicate(timeout=120)
+    _, message = running.communicate(timeout=HANGING)
     assert running.returncode == 130
     assert "training was interrupted after step" in message
     assert f"torchckn train --resume {run}" in message.replace("\n", "")
@@ -218,7 +218,7 @@ def test_ctrl_c_during_the_final_fit_says_where_it_stands(tmp_path: Path, few_di
     assert running.stdout is not None
     assert running.stdout.readline() == "now\n"
     running.send_signal(signal.SIGINT)
-    _, message = running.communicate(timeout=60)
+    _, message = running.communicate(timeout=HANGING)
     assert running.returncode == 130
     text = message.replace("\n", " ")
     assert f"training was interrupted after step {STEPS} of {STEPS}, while fitting the final classifier" in text
