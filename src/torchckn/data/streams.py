@@ -121,11 +121,11 @@ def stream(folder: Path, resize: int | None = None, workers: int = 0) -> DataSet
             groups.setdefault(_part_of(file.name), []).append(file)
         if "train" not in groups:
             raise DataError(f"{shown(folder)} has no shards for training; name them train-000{shards[0].suffix}, ...")
-        found = {
+        indexed = {
             part: _index_tar(files) if shards[0].suffix == ".tar" else _index_npz(files) for part, files in groups.items()
         }
-        classes = sorted({name for _, names in found.values() for name in names}, key=_by_number)
-        places = {part: (where, [classes.index(name) for name in names]) for part, (where, names) in found.items()}
+        classes = sorted({name for _, names in indexed.values() for name in names}, key=_by_number)
+        places = {part: (where, [classes.index(name) for name in names]) for part, (where, names) in indexed.items()}
     if len(classes) < 2:
         raise DataError(f"{shown(folder)} expected images of at least two classes, got {len(classes)}")
     shape = _shape(places["train"][0], resize)
