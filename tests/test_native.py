@@ -177,7 +177,7 @@ def test_a_compiler_that_fails_is_reported_and_not_fatal(tmp_path: Path) -> None
     compiler.chmod(0o755)
     done = run(CODE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "could not compile layer.cpp: internal error" in done.stdout
+    assert "could not compile its layer: internal error" in done.stdout
     required = run(CODE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path), TORCHCKN_NATIVE="require")
     assert "TORCHCKN_NATIVE=require expected code that can be compiled and loaded" in required.stderr
 

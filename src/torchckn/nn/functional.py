@@ -37,7 +37,8 @@ from ..kernels import Kernel, Linear
 from . import native
 from .checks import reads_now, require
 from .devices import prefers_channels_last, wide_dtype
-from .fused import Geometry, applies, fused_conv2d, window_of
+from .direct import Geometry
+from .fused import applies, fused_conv2d, window_of
 from .geometry import Pair
 from .invsqrt import inverse_sqrt, precomputed_inverse_sqrt, resolve_method
 

@@ -6,19 +6,9 @@ torchckn/nn/native/__init__.py builds, loads and calls it. The same layer in pla
 
 Work is cut into parts whose number does not depend on the number of threads, and neither does any result. */
 
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
+#include "common.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define SIMD _Pragma("omp simd")
-#define UNROLL _Pragma("GCC unroll 8")
-#define SUM _Pragma("omp simd reduction(+ : sum)")
-#define PARALLEL _Pragma("omp parallel for num_threads(threads) schedule(static)")
-#define PARTS 32
 #define TILE 16    /* output positions at a time */
-#define LANES 8    /* channels are padded to a multiple of this */
 #define TINY 1.17549435e-38f /* up to this, a squared norm is that of a zero patch */
 #define PI 3.14159265358979f
 #define WIDEST 32 /* filters of a layer whose root is applied here; wider ones are faster with a library */
@@ -197,10 +187,6 @@ static void pooled(const Map &map, Walk &walk, long count, float *values, long s
     pooled<Kappa, derivatives>(map, map.filters, walk, count, values, step, by_response, by_square);
 }
 
-enum Status { DONE, OUT_OF_MEMORY, UNKNOWN_KERNEL, TOO_WIDE };
-
-static long least(long a, long b) { return a < b ? a : b; }
-
 /* The root (f, f), or its transpose, with zeros around it. */
 static float *padded_copy(const float *root, long filters, long padded, bool transposed) {
   float *copy = (float *)calloc(padded * padded, sizeof(float));
@@ -325,16 +311,6 @@ extern "C" int layer_backward(int kind, const float *numbers, const long *shape,
   EACH_KERNEL(backward, map, root, of_out, of_responses, of_squares, of_root, threads)
 }
 
-/* The patches of a convolution, in the order in which Python passes their numbers. */
-struct Patches {
-  long n, h, w, channels, rows, columns, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-
-  /* each pixel is a patch */
-  bool single() const { return kernel_h * kernel_w * stride_h * stride_w == 1 && padding_h == 0 && padding_w == 0; }
-  long row(long y, long a) const { return y * stride_h - padding_h + a * dilation_h; }
-  bool inside(long row) const { return row >= 0 && row < h; }
-};
-
 /* |x|^2 of each pixel, with a fixed number of channels where there are few. */
 INLINE void pixel_squares(const float *__restrict x, float *__restrict squares, long pixels, const long channels) {
   for (long q = 0; q < pixels; q++) {
@@ -342,11 +318,6 @@ INLINE void pixel_squares(const float *__restrict x, float *__restrict squares, 
     SUM for (long c = 0; c < channels; c++) sum += x[q * channels + c] * x[q * channels + c];
     squares[q] = sum;
   }
-}
-
-
-INLINE void add(const float *__restrict from, float *__restrict to, long n) {
-  SIMD for (long i = 0; i < n; i++) to[i] += from[i];
 }
 
 /* Squared norms of all patches: over channels, then a box filter, over rows first. `pixels` has room for (n, h, w). */
