@@ -9,6 +9,7 @@ Read first: :mod:`torchckn.nn.native`. Read next: :mod:`torchckn.nn.fused`.
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import NamedTuple
 
 import torch
@@ -47,7 +48,12 @@ class Patches(NamedTuple):
 
 
 def patches_of(x: Tensor, size: Pair, geometry: Geometry) -> Patches:
-    images, channels, height, width = x.shape
+    return _patches(x.shape, size, geometry)
+
+
+@functools.lru_cache(256)
+def _patches(shape: torch.Size, size: Pair, geometry: Geometry) -> Patches:
+    images, channels, height, width = shape
     output = conv_output_size((height, width), size, *geometry)
     numbers = (images, height, width, channels, *output, *size, *(n for pair in geometry for n in pair))
     return Patches(size, geometry, output, integers(*numbers))
@@ -107,5 +113,6 @@ def dense(x: Tensor) -> Tensor:
     return x if last.is_contiguous() else last.contiguous().permute(0, 3, 1, 2)
 
 
+@functools.lru_cache(256)
 def integers(*numbers: int) -> ctypes.Array[ctypes.c_long]:
     return (ctypes.c_long * len(numbers))(*numbers)

@@ -182,6 +182,8 @@ def kernel_conv2d(
         values = values if groups == 1 else values.unflatten(0, (-1, groups)).flatten(1, 2)
     if pool is not None:
         values = pool(values)
+    if values.stride(1) == 1 and root.ndim == 2:  # channels last: a product of matrices
+        return F.linear(values.permute(0, 2, 3, 1), root).permute(0, 3, 1, 2)
     return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
 
 

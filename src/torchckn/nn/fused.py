@@ -11,6 +11,7 @@ elementwise from kappa and kappa'; and x gets its share through the convolution 
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
@@ -56,40 +57,48 @@ def fused_conv2d(
 
     ``weight=None`` stands for filters that are the channels themselves. ``x`` is channels last.
     """
-    return _FusedConv.apply(x, weight, root, kernel, geometry, window)
+    if torch.is_grad_enabled():
+        return _FusedConv.apply(x, weight, root, kernel, geometry, window)
+    return _forward(None, x, weight, root, kernel, geometry, window)
+
+
+def _forward(
+    ctx: Any, x: Tensor, weight: Tensor | None, root: Tensor | None, kernel: Kernel, geometry: Geometry, window: Pair
+) -> Tensor:
+    """The layer; what its gradient needs is put into ``ctx``, if there is one."""
+    x = dense(x)
+    patches = patches_of(x, (1, 1) if weight is None else (weight.shape[2], weight.shape[3]), geometry)
+    (rows, columns), filters = patches.output, x.shape[1] if weight is None else len(weight)
+    if rows < window[0] or columns < window[1]:
+        raise DataError(
+            f"pooling expected at least {window[0]}x{window[1]} positions for one of its windows, got {rows}x{columns}; use "
+            "larger images or a smaller window"
+        )
+    responses = x if weight is None else convolution(x, weight, patches)
+    pixels = x.new_empty(len(x), *x.shape[2:])
+    squares = pixels if patches.are_pixels else x.new_empty(len(x), rows, columns)
+    native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
+    description = kernel.native()
+    assert description is not None
+    name, numbers = description
+    shape = integers(len(x), rows, columns, filters, *window, kernel.degree)
+    about = native.KERNELS.index(name), _floats(*numbers), shape
+    root = None if root is None else root.contiguous()
+    out = x.new_empty(len(x), rows // window[0], columns // window[1], filters)
+    native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
+    if ctx is not None:
+        ctx.save_for_backward(x, weight, root, responses, squares)
+        ctx.about, ctx.patches = about, patches
+    return out.permute(0, 3, 1, 2)
+
+
+@functools.lru_cache(256)
+def _floats(*numbers: float) -> ctypes.Array[ctypes.c_float]:
+    return (ctypes.c_float * len(numbers))(*numbers)
 
 
 class _FusedConv(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, root: Tensor | None, kernel: Kernel, geometry: Geometry, window: Pair
-    ) -> Tensor:
-        x = dense(x)
-        patches = patches_of(x, (1, 1) if weight is None else (weight.shape[2], weight.shape[3]), geometry)
-        (rows, columns), filters = patches.output, x.shape[1] if weight is None else len(weight)
-        if rows < window[0] or columns < window[1]:
-            raise DataError(
-                f"pooling expected at least {window[0]}x{window[1]} positions for one of its windows, got {rows}x{columns}; use "
-                "larger images or a smaller window"
-            )
-        responses = x if weight is None else convolution(x, weight, patches)
-        pixels = x.new_empty(len(x), *x.shape[2:])
-        squares = pixels if patches.are_pixels else x.new_empty(len(x), rows, columns)
-        native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
-        description = kernel.native()
-        assert description is not None
-        name, numbers = description
-        about = (
-            native.KERNELS.index(name),
-            (ctypes.c_float * len(numbers))(*numbers),
-            integers(len(x), rows, columns, filters, *window, kernel.degree),
-        )
-        root = None if root is None else root.contiguous()
-        out = x.new_empty(len(x), rows // window[0], columns // window[1], filters)
-        native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
-        ctx.save_for_backward(x, weight, root, responses, squares)
-        ctx.about, ctx.patches = about, patches
-        return out.permute(0, 3, 1, 2)
+    forward = staticmethod(_forward)  # type: ignore[assignment]
 
     @staticmethod
     @once_differentiable

@@ -46,7 +46,11 @@ WIDEST = 32
 
 def setting() -> Native:
     """What ``TORCHCKN_NATIVE`` says."""
-    value = os.environ.get("TORCHCKN_NATIVE", "auto")
+    return _checked(os.environ.get("TORCHCKN_NATIVE", "auto"))
+
+
+@functools.cache
+def _checked(value: str) -> Native:
     check_choice("the environment variable TORCHCKN_NATIVE", value, Native)
     return value  # type: ignore[return-value]
 
