@@ -1,6 +1,6 @@
-"""Damages data files in many ways and reads them, with little memory and time: ``python data_files.py KIND FIRST COUNT``.
+"""Data files that are damaged in many ways, and read: ``python -m tests.faults.data_files '{"KIND": COUNT}'``.
 
-Prints a line of JSON for each file: its number, and what happened. The number is the seed, so that one case can be repeated.
+The number of a file is its seed, so that one case can be repeated.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import hashlib
 import io
 import json
 import random
-import resource
 import shutil
-import signal
 import struct
 import sys
 import tempfile
@@ -21,8 +19,8 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -31,7 +29,8 @@ from torchckn import data
 from torchckn.data import sources
 from torchckn.errors import CKNError
 
-MEMORY, SECONDS = 3 * 2**30, 60
+from .harness import try_all
+
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -200,28 +199,24 @@ KINDS: dict[str, Callable[[Path, random.Random], None]] = {
 }
 
 
-def outcome(kind: str, seed: int) -> dict[str, Any]:
+def attempt(kind: str, seed: int) -> str:
     folder = Path(tempfile.mkdtemp(prefix="torchckn-faults-"))
     try:
         KINDS[kind](folder, random.Random(f"{kind} {seed}"))
     except CKNError as error:
-        return {"seed": seed, "outcome": "refused", "message": str(error)}
-    except BaseException as error:
-        return {"seed": seed, "outcome": "failed", "message": f"{type(error).__name__}: {error}"}
+        return "refused" if str(error) else "FAILED no message"
     finally:
         shutil.rmtree(folder)
-    return {"seed": seed, "outcome": "read"}
+    return "read"
 
 
-def main(kind: str, first: int, count: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+def main(counts: dict[str, int]) -> None:
     warnings.simplefilter("ignore")
     hashes = {part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in arrays().items()}
     sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), (1, 4, 4), hashes, sources.read_idx, (), None)
-    for seed in range(first, first + count):
-        signal.alarm(SECONDS)  # which ends this process
-        print(json.dumps(outcome(kind, seed)), flush=True)
+    cases = ((kind, seed) for kind, count in counts.items() for seed in range(count))
+    try_all((f"{kind} {seed}", partial(attempt, kind, seed)) for kind, seed in cases)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(json.loads(sys.argv[1]))

@@ -29,7 +29,7 @@ from .. import runs
 from ..building import Images, build_network, load_images
 from ..errors import CKNError, DataError, NumericalError
 from ..files import read_tensors, write_atomically, write_tensors
-from ..fit import TrainResult, evaluate, fit_filters, fit_head, train
+from ..fit import TrainResult, evaluate, fit_filters, fit_head
 from ..network import CKN, Classifier
 from ..settings import Settings
 from .gradient import gradient_errors
@@ -162,7 +162,7 @@ class _Bench:
         return known | {"start_seconds": round(time.perf_counter() - clock, 2)}
 
     def trained(self, net: Classifier, run_dir: Path | None, **overrides: Any) -> TrainResult:
-        return train(
+        return runs.train(
             net,
             self.images.train,
             self.images.valid,
