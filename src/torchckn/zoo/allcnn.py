@@ -46,7 +46,10 @@ class AllCNN(ConvNet):
         channels = in_channels
         for original, size, stride in [*plan, (classes, 1, 1)]:
             padding = size // 2 if stride == 1 else 0
-            layers += [nn.Conv2d(channels, self.width(original), size, stride, padding, bias=bias), ACTIVATIONS[activation]()]
+            layers += [
+                nn.Conv2d(channels, self.width(original), size, stride, padding, bias=bias),
+                ACTIVATIONS[activation](),
+            ]
             if dropout and stride == 2:
                 layers.append(nn.Dropout(0.5))
             channels = self.width(original)
