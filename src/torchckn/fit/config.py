@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import field_serializer, field_validator
 
-from ..choices import Chunk, HeadUpdate, Hessian, Loss, PresetName, TrainingMethod, check_choice
+from ..choices import Chunk, HeadUpdate, Hessian, Loss, Precision, PresetName, TrainingMethod, check_choice
 from ..config import Config, option
 from ..errors import ConfigError
 from . import schedules
@@ -93,6 +93,13 @@ class MethodOptions(Config):
         gt=0,
     )
     chunk: Chunk = option("auto", "Images that go through the network at a time: a number, auto, or all.", heading=TRAINING)
+
+    precision: Precision = option(
+        "float32",
+        "Of convolutions and kernel maps in training steps: float32 (the network's own), or bfloat16 or float16 autocast. Roots, "
+        "projections and the classifier keep the network's own.",
+        heading=TRAINING,
+    )
 
     @field_validator("chunk")
     @classmethod

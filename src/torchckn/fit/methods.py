@@ -112,7 +112,7 @@ class Method:
     def loss(self, images: Tensor, labels: Tensor) -> float:
         """The objective of the current filters and classifier on a batch, by which learning rates are compared."""
         self.net.train()
-        features = batch_features(self.net, images, self.options.chunk)
+        features = batch_features(self.net, images, self.options.chunk, self.options.precision)
         labels = check_labels(labels, self.net.head.out_features).to(features.device)
         with summing(self.net):
             part = float(self._objective(features, labels)[0])
@@ -155,13 +155,13 @@ class ULR(Method):
             with torch.no_grad():
                 return value, (eta, accuracy_of(net.head(scaled), labels))
 
-        value, (self._eta, accuracy) = batch_gradient(net, images, objective, options.chunk)
+        value, (self._eta, accuracy) = batch_gradient(net, images, objective, options.chunk, options.precision)
         return value, accuracy
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
         if self.options.head_update == "exact":  # the model of the same classifier, at the new filters
             with torch.no_grad():
-                features = batch_features(self.net, images, self.options.chunk)
+                features = batch_features(self.net, images, self.options.chunk, self.options.precision)
                 self.net.scaling.calibrate(features)
                 self._eta = self._reduce(self.net.scaling(features), labels)[1]
         step_head(self.net.head, self._eta)
@@ -183,7 +183,7 @@ class SGO(Method):
             value, accuracy = self._objective(features, labels)
             return self._share * value, accuracy
 
-        return batch_gradient(self.net, images, objective, self.options.chunk)
+        return batch_gradient(self.net, images, objective, self.options.chunk, self.options.precision)
 
 
 class SGOBall(SGO):

@@ -136,7 +136,7 @@ class Batch:
         #: 2 lambda for each column of the classifier, 0 for the bias
         self.curvature_of_penalty = self.x.new_full((self.x.shape[1],), 2 * lam)
         if self.has_bias:
-            self.curvature_of_penalty[-1] = 0
+            self.curvature_of_penalty[-1:].zero_()
         self.log_p = F.log_softmax(self.x @ self.classifier.T, 1)  # (n, K), in the features' graph
         #: probabilities as constants, for the solve
         self.p = self.log_p.detach().exp()
