@@ -202,7 +202,7 @@ def preset(name: str) -> Preset:
 
 
 #: what a cell may be given beside settings of training
-_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget")
+_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget", "refit_images")
 
 
 def _require_known(name: str, source: str) -> None:

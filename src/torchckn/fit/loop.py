@@ -75,6 +75,8 @@ class TrainingLoop:
     store: Store | None = None
     """of the first process; others have none"""
     progress: bool | None = None
+    clock: Callable[[], float] = time.perf_counter
+    """what seconds are measured with"""
 
     history: list[Record] = field(default_factory=list)
     step: int = 0
@@ -146,7 +148,7 @@ class TrainingLoop:
     def prepare(self) -> None:
         """Fit filters and classifier where that was not done before; or go back to the last checkpoint."""
         checkpoint = from_first(lambda: self.store.load_checkpoint() if self.store else None)
-        clock = time.perf_counter()
+        clock = self.clock()
         if checkpoint is not None:
             self._continue_from(*checkpoint)
             self._tell("on_train_start")
@@ -154,7 +156,7 @@ class TrainingLoop:
         self._fit_start()
         if self.steps:
             self.method = self.method_class(self.net, self.config)
-        self.seconds += time.perf_counter() - clock
+        self.seconds += self.clock() - clock
         first = {"step": 0, **(self._validation_of(self.start) or self._validation()), "seconds": self.seconds}
         self.history.append(first)
         self._tell("on_train_start")
@@ -207,7 +209,7 @@ class TrainingLoop:
         with stop_signals() as self._interrupted:
             while not self.is_stopping:
                 before = self.state()
-                clock = time.perf_counter()
+                clock = self.clock()
                 try:
                     record = self._one_step()
                 except NumericalError as error:
@@ -223,7 +225,7 @@ class TrainingLoop:
                         "a smaller chunk (chunk=32, say), which a resumed run may have, or a smaller batch_size in a new run"
                     )
                     self._give_up(f"there is not enough memory. Try {chunk}", before, error)
-                self.seconds += time.perf_counter() - clock
+                self.seconds += self.clock() - clock
                 record["seconds"] = round(self.seconds, 3)
                 if self.step % (self.config.evaluate_every or max(1, self.steps // 10)) == 0 or self.step == self.steps:
                     record |= self._validation()
@@ -241,12 +243,12 @@ class TrainingLoop:
     def finish(self) -> TrainResult:
         """The classifier on all features, and the run's result."""
         self._tell("on_steps_end")
-        clock = time.perf_counter()
+        clock = self.clock()
         lam = float(self.net.lam)
         head = self.start if not self.steps else None  # which was fitted to these very features
         if self.config.final_head and head is None:
             head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data)
-        self.seconds += time.perf_counter() - clock
+        self.seconds += self.clock() - clock
         result = TrainResult(self.history, lam, self.start, head, self.seconds, self.step, self.stop_reason)
         if self.store:
             self.net.eval()

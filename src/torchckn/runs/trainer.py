@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +47,7 @@ def train(
     progress: bool | None = None,
     description: Mapping[str, Any] | None = None,
     method_class: type[Method] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     **overrides: Any,
 ) -> TrainResult:
     """Train a network with labels, in place.
@@ -68,6 +70,8 @@ def train(
         progress: whether to show progress bars; by default on a terminal.
         description: what else the run's ``config.toml`` says.
         method_class: a training step of your own, in place of the one that ``method`` names.
+        clock: what seconds are measured with. ``time.process_time`` does not count the time of other programs; it adds up
+            the time of all threads, so use it with one thread.
         overrides: options of :class:`torchckn.TrainConfig` by name, which take precedence over ``config``.
 
     Example:
@@ -121,6 +125,7 @@ def train(
                 callbacks=[*callbacks, *_built_in(config, run, progress)],
                 store=run,
                 progress=progress,
+                clock=clock,
             )
             return loop.train()
         finally:
