@@ -27,11 +27,12 @@ import torch
 from torch import Tensor
 
 from ..files import read_tensors, write_tensors
-from ..fit import extract_features, train
+from ..fit import extract_features
 from ..fit.classifier import fit_classifier
 from ..fit.features import evaluate
 from ..fit.folds import FEW_IMAGES, FOLDS, cross_validated_penalty, fold_of
 from ..network import CKN, FeatureScaling
+from ..runs import train
 from .baselines import ConvNetRecipe, PatchFeatures, convnet_scores, hog, rbf_machine
 
 
