@@ -27,8 +27,9 @@ from ..nn.checks import Deferred
 from ..nn.devices import wide_dtype
 from .chunks import batch_features, batch_gradient
 from .config import MethodOptions as MethodOptions
-from .features import check_labels, one_hot
+from .features import check_labels
 from .sphere import SphereSGD, project_to_ball
+from .targets import aim
 from .ulr import Reduced, reduced_objective, step_head
 
 
@@ -49,6 +50,10 @@ class Method:
         #: L2 penalty of the classifier: the one that is given, or the one that it was fitted with
         self.lam = float(net.lam) if options.lam is None else options.lam
         self.momentum = options.momentum or 0.0
+        if options.class_weights == "balanced":
+            raise ConfigError("class_weights: 'balanced' needs all training labels, which torchckn.train has; pass numbers")
+        no_labels = torch.empty(0, dtype=torch.long)
+        self.aim = aim(options.class_weights, options.label_smoothing, no_labels, net.head.out_features)
         self.optimizers: list[Optimizer] = self._optimizers()
         self.checks = Deferred()
         #: of all images of a batch, those that this process has
@@ -104,9 +109,12 @@ class Method:
         return value, accuracy_of(scores, labels)
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        if self.options.loss == "multinomial":
+        multinomial = self.options.loss == "multinomial"
+        if multinomial and self.aim.is_plain:
             return F.cross_entropy(scores, labels)
-        return (one_hot(labels, scores.shape[1]) - scores).square().sum(1).mean()
+        targets, weights = self.aim.targets(labels, scores.shape[1]).to(scores), self.aim.weights(labels)
+        per_image = -(targets * F.log_softmax(scores, 1)).sum(1) if multinomial else (targets - scores).square().sum(1)
+        return (per_image if weights is None else weights.to(scores) * per_image).mean()
 
     @torch.no_grad()
     def loss(self, images: Tensor, labels: Tensor) -> float:
@@ -168,7 +176,8 @@ class ULR(Method):
 
     def _reduce(self, scaled: Tensor, labels: Tensor) -> Reduced:
         o, total = self.options, self.net.scaling.total
-        return reduced_objective(scaled, labels, self.net.head, self.lam, o.tau, o.loss, o.hessian, total=total)
+        head = self.net.head
+        return reduced_objective(scaled, labels, head, self.lam, o.tau, o.loss, o.hessian, total=total, aim=self.aim)
 
 
 class SGO(Method):
