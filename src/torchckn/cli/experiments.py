@@ -26,6 +26,9 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="cpu: sized for two cores; paper: the whole protocol.")] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each cell; the experiment's own by default.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells that run in parallel, sharing the cores.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each cell; by default the cores shared among jobs.")
+    ] = None,
     draw: Annotated[bool, typer.Option("--draw", help="Run nothing; write the page from existing results.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
     page: Annotated[Path | None, typer.Option(help="The page to write; results-SCALE.md in the folder by default.")] = None,
@@ -58,7 +61,7 @@ def reproduce(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
         )
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
-    failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json).failed
+    failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json, threads).failed
     shown = experiments() | {one.name: one for one in selected}
     written = write_page(output, scale, page or output / f"results-{scale}.md", list(shown.values()))
     if as_json:

@@ -33,9 +33,14 @@ class Outcome:
 
 
 def run_cells(
-    cells: Sequence[Cell], folder: Path, jobs: int = 1, data_dir: Path | None = None, quiet: bool = False
+    cells: Sequence[Cell],
+    folder: Path,
+    jobs: int = 1,
+    data_dir: Path | None = None,
+    quiet: bool = False,
+    threads: int | None = None,
 ) -> Outcome:
-    """Run what is not done yet, ``jobs`` cells at a time, the cores shared among them.
+    """Run what is not done yet, ``jobs`` cells at a time, the cores shared among them unless ``threads`` says how many each has.
 
     One process with all cores leaves some of them waiting much of the time, for these networks are small: on two cores, two jobs
     of one thread each get through more.
@@ -45,7 +50,8 @@ def run_cells(
     console = Console(quiet=quiet, markup=False, highlight=False, soft_wrap=True)
     left = [cell for cell in cells if not is_finished(folder, cell)]
     console.print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before; {what_is_left(left, folder, jobs)}")
-    outcome, running, began = Outcome(), _Running(folder, max(1, (os.cpu_count() or 1) // jobs), data_dir), time.monotonic()
+    threads = threads or max(1, (os.cpu_count() or 1) // jobs)
+    outcome, running, began = Outcome(), _Running(folder, threads, data_dir), time.monotonic()
     try:
         while left or running.processes:
             while left and len(running.processes) < jobs:
