@@ -23,6 +23,7 @@ from torchckn import ConfigError, launch, runs
 from torchckn.errors import LostProcessError
 from torchckn.storage import KIND, read_tensors
 
+from . import forks
 from .faults.harness import environment
 
 OPTIONS = ["--filters", "16", "--batch-size", "50", "--patches", "500", "--lambdas", "0.01,0.001", "--lr", "0.01"]
@@ -92,14 +93,15 @@ def test_torchrun_accepts_the_commands_of_the_docs() -> None:
         assert parsed.training_script_args[0] == "train"
 
 
-def test_two_processes_train_lenet5_as_one_does_and_show_one_of_everything(tmp_path: Path) -> None:
-    assert finished(train(tmp_path / "one"))[0] == 0
-    status, out, err = finished(train(tmp_path / "two", "mnist-mini", 2, "--processes", "2"))
+def test_two_processes_train_lenet5_as_one_does_and_show_one_of_everything(tmp_path: Path, few_digits: Path) -> None:
+    one = forks.run(["-m", "torchckn", *train(tmp_path / "one", few_digits)], env=environment())
+    assert one.returncode == 0, one.stderr
+    status, out, err = finished(train(tmp_path / "two", few_digits, 2, "--processes", "2"))
     assert status == 0, err
-    assert out.count("lenet5 (ckn), 5000 training images") == out.count("validation accuracy") == 1
+    assert out.count("lenet5 (ckn), 500 training images") == out.count("validation accuracy") == 1
     assert len(runs.read_metrics(tmp_path / "two")) == 3
-    status, out, err = finished(["train", "--resume", str(tmp_path / "two"), "--steps", "4"])  # by one process
-    assert status == 0, err
+    one = forks.run(["-m", "torchckn", "train", "--resume", tmp_path / "two", "--steps", "4"], env=environment())
+    assert one.returncode == 0, one.stderr
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-6
 
 
