@@ -49,7 +49,9 @@ def index_tar(files: Sequence[Path]) -> tuple[Location, list[str]]:
                     path = PurePosixPath(member.name)
                     if member.isfile() and path.suffix.lower() in IMAGES:
                         if not member.size or member.issparse():
-                            raise ValueError(f"{shown(member.name)[:100]} {'has holes' if member.issparse() else 'is empty'}")
+                            raise ValueError(
+                                f"{shown(member.name)[:100]} {'has holes' if member.issparse() else 'is empty'}"
+                            )
                         rows.append((number, member.offset_data, member.size))
                         names.append(path.parent.name)
                     archive.members = []  # type: ignore[attr-defined] # which would hold every header in memory
