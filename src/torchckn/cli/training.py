@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,7 +130,7 @@ def _train(
     quiet = quiet or not is_first()
     with _folder(resume or run, settings) as folder, _resumable(folder):
         show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
-        log = folder.with_name(folder.name + "-tensorboard")
+        log = Path(f"{os.path.abspath(folder)}-tensorboard")  # beside the run, whatever it is called: . has no name
         result = runs.train(
             net,
             images.train,
