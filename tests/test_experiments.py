@@ -209,6 +209,32 @@ def test_a_cell_leaves_one_file_with_all_that_is_known_of_it(tmp_path: Path) -> 
     assert result_file(tmp_path, cell()).stat().st_mtime_ns == stamp, "what is done is not done again"
 
 
+def test_one_thread_is_measured_by_its_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(cells.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    found = run_cell(cell(evaluate_every=1), tmp_path)
+    assert found["clock"] == "cpu"
+    spans = [
+        after["seconds"] - before["seconds"] for before, after in zip(found["history"], found["history"][1:], strict=False)
+    ]
+    assert spans == [1, 1, 1], "a tick per step: validations are not counted"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert run_cell(cell("other", steps=2), tmp_path)["clock"] == "wall"
+
+
+def test_refitted_accuracies_stand_beside_those_of_the_last_step_and_change_nothing(tmp_path: Path) -> None:
+    plain = run_cell(cell(), tmp_path)
+    refitted = run_cell(cell("refitted", refit_images=400), tmp_path)
+    assert "copied_from" not in refitted
+    accuracies = [record.pop("refitted_accuracy") for record in refitted["history"]]
+    assert all(0.5 < accuracy <= 1 for accuracy in accuracies)
+    for record in plain["history"] + refitted["history"]:
+        del record["seconds"]
+    assert refitted["history"] == plain["history"]
+    assert refitted["measured"]["test_accuracy"] == plain["measured"]["test_accuracy"]
+
+
 def test_what_is_done_is_done_again_when_its_experiment_has_changed(tmp_path: Path) -> None:
     run_cell(cell(), tmp_path)
     assert is_finished(tmp_path, cell())
@@ -251,6 +277,7 @@ def test_two_processes_do_not_do_the_same_cell_twice(tmp_path: Path) -> None:
 def test_processes_do_not_wait_for_a_beginning_that_another_one_computes(tmp_path: Path) -> None:
     alike, other = cell("alike", method="sgo"), cell("other", kernel="rbf:0.7")
     running = _Running(tmp_path, 1, None)
+    assert running._environment["OMP_NUM_THREADS"] == "1"
     assert running.next_of([alike, other]) == 0
     running.processes = [_Process(cell(), None, 0.0, tmp_path, 0)]  # type: ignore[arg-type]
     assert running.next_of([alike, other]) == 1

@@ -14,6 +14,7 @@ import random
 import shutil
 import struct
 import sys
+import tarfile
 import tempfile
 import warnings
 import zipfile
@@ -191,11 +192,36 @@ def read_cache(folder: Path, g: random.Random) -> None:
     fetch_and_compare(folder)
 
 
+def read_shards(folder: Path, g: random.Random) -> None:
+    """Damage in one of two shards, which are read image by image."""
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 6, 5), np.uint8)
+    kind = g.choice(("tar", "npz"))
+    for shard in range(2):
+        buffer = io.BytesIO()
+        if kind == "npz":
+            np.savez(buffer, x=pixels, y=np.arange(4) % 2)
+        else:
+            with tarfile.open(
+                fileobj=buffer, mode="w", format=g.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))
+            ) as archive:
+                for number, image in enumerate(pixels):
+                    content = io.BytesIO()
+                    Image.fromarray(image).save(content, "PNG")
+                    entry = tarfile.TarInfo(f"{'ab'[number % 2]}/{number}" + "long" * g.choice((0, 50)) + ".png")
+                    entry.size = len(content.getvalue())
+                    archive.addfile(entry, io.BytesIO(content.getvalue()))
+        (folder / f"train-{shard}.{kind}").write_bytes(damaged(buffer.getvalue(), g) if shard else buffer.getvalue())
+    train = data.load(folder, stream=True).train
+    for number in range(len(train)):
+        train[number]
+
+
 KINDS: dict[str, Callable[[Path, random.Random], None]] = {
     "npz": read_npz,
     "images": read_images,
     "idx": read_idx,
     "cache": read_cache,
+    "shards": read_shards,
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 from .harness import in_a_process, require_none_failed
 
 #: files of each kind: in the default suite, and in all
-FEW = {"npz": 10, "images": 10, "idx": 10, "cache": 10}
-MANY = {"npz": 75, "images": 100, "idx": 50, "cache": 75}
+FEW = {"npz": 10, "images": 10, "idx": 10, "cache": 10, "shards": 10}
+MANY = {"npz": 60, "images": 80, "idx": 40, "cache": 60, "shards": 60}
 
 
 @pytest.mark.parametrize("counts", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])

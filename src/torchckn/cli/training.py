@@ -245,7 +245,7 @@ def _folder(given: Path | None, settings: Settings) -> Iterator[Path]:
         yield given
         return
     if is_restarted():
-        raise ConfigError("--max-restarts needs --run: a process that starts again has to find the run that it was in")
+        raise ConfigError("--max-restarts needs -o RUN: a process that starts again has to find the run that it was in")
     if not is_first():
         yield from_first(Path)
         return

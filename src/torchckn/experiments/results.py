@@ -31,6 +31,8 @@ class Result:
     extras: dict[str, Any]
     seconds: float
     environment: dict[str, Any]
+    clock: str = "wall"
+    """whether times are CPU time (``"cpu"``) or wall-clock time"""
     copied_from: str | None = None
     """the name of a cell of another experiment that measures the very same"""
 

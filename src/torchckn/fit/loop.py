@@ -75,6 +75,8 @@ class TrainingLoop:
     store: Store | None = None
     """of the first process; others have none"""
     progress: bool | None = None
+    clock: Callable[[], float] = time.perf_counter
+    """what seconds are measured with"""
 
     history: list[Record] = field(default_factory=list)
     step: int = 0
@@ -146,7 +148,7 @@ class TrainingLoop:
     def prepare(self) -> None:
         """Fit filters and classifier where that was not done before; or go back to the last checkpoint."""
         checkpoint = from_first(lambda: self.store.load_checkpoint() if self.store else None)
-        clock = time.perf_counter()
+        clock = self.clock()
         if checkpoint is not None:
             self._continue_from(*checkpoint)
             self._tell("on_train_start")
@@ -154,7 +156,7 @@ class TrainingLoop:
         self._fit_start()
         if self.steps:
             self.method = self.method_class(self.net, self.config)
-        self.seconds += time.perf_counter() - clock
+        self.seconds += self.clock() - clock
         first = {"step": 0, **(self._validation_of(self.start) or self._validation()), "seconds": self.seconds}
         self.history.append(first)
         self._tell("on_train_start")
@@ -189,9 +191,9 @@ class TrainingLoop:
         other_penalty = config.lam is not None and float(net.lam) != config.lam
         if not net.lam >= 0 or other_penalty or net.head_loss not in (config.loss, None):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
-            self.start = self._fit_head(config.lam, self.train_data if some is None else some)
+            self.start = self._fit_head(config.lam, self.train_data if some is None else some, config.folds)
 
-    def _fit_head(self, lam: float | None, train_data: Any) -> HeadFit:
+    def _fit_head(self, lam: float | None, train_data: Any, folds: int | None) -> HeadFit:
         return fit_head(
             self.net,
             train_data,
@@ -199,6 +201,9 @@ class TrainingLoop:
             loss=self.config.loss,
             lam=lam,
             lambdas=self.config.lambdas or LAMBDAS,
+            folds=folds,
+            class_weights=self.config.class_weights,
+            label_smoothing=self.config.label_smoothing,
             progress=self.progress,
         )
 
@@ -207,7 +212,7 @@ class TrainingLoop:
         with stop_signals() as self._interrupted:
             while not self.is_stopping:
                 before = self.state()
-                clock = time.perf_counter()
+                clock = self.clock()
                 try:
                     record = self._one_step()
                 except NumericalError as error:
@@ -223,7 +228,7 @@ class TrainingLoop:
                         "a smaller chunk (chunk=32, say), which a resumed run may have, or a smaller batch_size in a new run"
                     )
                     self._give_up(f"there is not enough memory. Try {chunk}", before, error)
-                self.seconds += time.perf_counter() - clock
+                self.seconds += self.clock() - clock
                 record["seconds"] = round(self.seconds, 3)
                 if self.step % (self.config.evaluate_every or max(1, self.steps // 10)) == 0 or self.step == self.steps:
                     record |= self._validation()
@@ -241,12 +246,13 @@ class TrainingLoop:
     def finish(self) -> TrainResult:
         """The classifier on all features, and the run's result."""
         self._tell("on_steps_end")
-        clock = time.perf_counter()
+        clock = self.clock()
         lam = float(self.net.lam)
         head = self.start if not self.steps else None  # which was fitted to these very features
         if self.config.final_head and head is None:
-            head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data)
-        self.seconds += time.perf_counter() - clock
+            # Filters know the training labels by now, so only validation images may choose.
+            head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data, folds=0)
+        self.seconds += self.clock() - clock
         result = TrainResult(self.history, lam, self.start, head, self.seconds, self.step, self.stop_reason)
         if self.store:
             self.net.eval()
@@ -306,7 +312,7 @@ class TrainingLoop:
 
     def _validation_of(self, head: HeadFit | None) -> Record:
         """What the choice of a classifier's penalty has measured on the validation data already, if it has."""
-        scores = [score for score in head.curve if score.lam == head.lam] if head else []
+        scores = [score for score in head.curve if score.lam == head.lam] if head and not head.folds else []
         if not scores or self.config.loss != "multinomial":
             return {}
         return {"valid_accuracy": scores[0].accuracy, "valid_loss": scores[0].loss}
