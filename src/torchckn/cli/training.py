@@ -15,7 +15,7 @@ import typer
 from ..choices import PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
-from ..fit.config import PRESETS, TrainConfig
+from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
 from ..settings import Settings, read_settings, settings_from
 from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
 
@@ -188,11 +188,13 @@ def _asked_for(network: str | None, preset: str | None, config: Path | None, giv
 
 
 def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
-    """The options of a preset; without its steps if epochs are asked for."""
+    """The options of a preset; without its steps if epochs are asked for. Networks of the zoo get its filters per layer."""
     if name is None:
         return {}
     check_choice("preset", name, PresetName)
-    return {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
+    options = {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
+    is_own = ":" in str(values.get("network", ""))
+    return options if is_own else options | {"filters": PRESET_FILTERS}
 
 
 def _resolved(network: str) -> str:
