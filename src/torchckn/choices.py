@@ -38,7 +38,7 @@ PenaltySearch = Literal["path", "exhaustive"]
 Chunk = int | Literal["auto", "all"]
 
 # Experiments
-ScaleName = Literal["cpu", "paper"]
+ScaleName = Literal["cpu", "long", "paper"]
 Measure = Literal["train", "unsupervised", "gradient"]
 FigureKind = Literal["curves", "over-filters", "errors", "table"]
 Verdict = Literal["holds", "holds in part", "does not hold", "not run at this scale"]
