@@ -643,7 +643,9 @@ def test_names_that_are_not_valid_text_are_refused_or_shown_with_their_bytes(tmp
     save(file, mode="L")
     assert len(data.load(tmp_path).train) == 3
     save(tmp_path / os.fsdecode(b"caf\xe9") / "1.png", mode="L")
-    with pytest.raises(DataError, match=r"caf\\udce9 has a name that is not valid UTF-8, .*; rename the folder"):
+    with pytest.raises(
+        DataError, match=r"expected folders whose names can be printed, .*got .caf.*udce9.; rename the folder"
+    ):
         data.load(tmp_path)
 
 

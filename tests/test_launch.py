@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.run import get_args_parser
 
 from torchckn import ConfigError, launch, runs
 from torchckn.errors import LostProcessError
@@ -53,7 +56,7 @@ def difference(one: Path, other: Path) -> float:
 
 
 def train(run: Path, data: str | Path = "mnist-mini", steps: int = 4, *more: str) -> list[str]:
-    return ["train", "lenet5", "--data", str(data), "--steps", str(steps), *OPTIONS, "--run", str(run), *more]
+    return ["train", "lenet5", "--data", str(data), "--steps", str(steps), *OPTIONS, "-o", str(run), *more]
 
 
 def workers(launcher: int) -> dict[int, int]:
@@ -75,6 +78,18 @@ def wait_for_step(run: Path, step: int, running: subprocess.Popen[str], seconds:
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline, "no step was made"
         time.sleep(0.02)
+
+
+def test_torchrun_accepts_the_commands_of_the_docs() -> None:
+    """It takes some options of the command for its own, ``--run`` among them."""
+    page = (Path(__file__).parent.parent / "docs" / "scale.md").read_text().replace("\\\n", " ")
+    commands = [line for line in page.splitlines() if re.match(r"(srun )?torchrun .*-m torchckn", line)]
+    assert len(commands) == 4
+    for line in commands:
+        words = shlex.split(re.sub(r'"\$(SLURM_NNODES|WORLD_SIZE|RANK|MASTER_PORT)"', "1", line.partition("torchrun ")[2]))
+        parsed = get_args_parser().parse_args(words)
+        assert parsed.training_script == "torchckn"
+        assert parsed.training_script_args[0] == "train"
 
 
 def test_two_processes_train_lenet5_as_one_does_and_show_one_of_everything(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def code_digest() -> str:
     """A digest of torchckn's own source, and torch's version."""
     digest = hashlib.sha256(torch.__version__.encode())
     for file in sorted(Path(__file__).parent.rglob("*")):
-        if file.suffix in (".py", ".cpp"):
+        if file.suffix in (".py", ".cpp", ".h"):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

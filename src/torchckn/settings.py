@@ -101,11 +101,11 @@ class Settings(Config):
 
 
 def settings_from(values: dict[str, Any], source: str) -> Settings:
-    """Settings from options side by side, or an error that names the option, what was expected, and the nearest known name."""
-    known = Settings.all_options()
+    """Settings from options side by side, or an error that names the option, what was expected, and the nearest name."""
+    options = Settings.all_options()
     for name in values:
-        if name not in known:
-            raise ConfigError(f"{source}: {unknown_name('option', name, known)}")
+        if name not in options:
+            raise ConfigError(f"{source}: {unknown_name('option', name, options)}")
     training = {name: value for name, value in values.items() if name in TrainConfig.model_fields}
     own = {name: value for name, value in values.items() if name not in training}
     try:

@@ -1,13 +1,14 @@
 """``python -m tests.faults.killing N ARGUMENTS``: ``python -m torchckn ARGUMENTS``, which dies at its N-th write.
 
-A write is a file that is opened for writing, an ``os.fsync`` or an ``os.replace``, in the run folder. The process ends at once,
-as with kill -9: nothing is flushed, nothing is closed. With N = 0 it lives, and prints how many writes there were.
+A write is a file that is opened for writing, an ``os.fsync`` or an ``os.replace``, in the run folder. The process kills itself
+with kill -9: nothing is flushed, nothing is closed. With N = 0 it lives, and prints how many writes there were.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 from typing import Any
 
@@ -19,7 +20,7 @@ def main(at: int, arguments: list[str]) -> None:
         nonlocal made
         made += 1
         if made == at:
-            os._exit(9)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:

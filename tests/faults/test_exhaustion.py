@@ -11,7 +11,7 @@ import pytest
 
 from torchckn import runs
 
-from .harness import environment
+from .harness import HANGING, environment
 from .test_kills import STEPS, content, finished, go_on, require_same, start
 
 #: the step after which there is no more memory, or no more space
@@ -47,7 +47,7 @@ def run_program(folder: Path, text: str, arguments: list[str]) -> subprocess.Com
     file = folder / "program.py"
     file.write_text(text)
     command = [sys.executable, str(file), *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANGING)
 
 
 @pytest.fixture(scope="module")

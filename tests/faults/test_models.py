@@ -13,4 +13,4 @@ from .harness import in_a_process, require_none_failed
 def test_a_damaged_or_hostile_model_file_is_refused_or_computes_and_takes_no_more_than_its_size(
     tmp_path: Path, count: int
 ) -> None:
-    require_none_failed("model files", in_a_process("models", tmp_path, count, timeout=40 + count), count)
+    require_none_failed("model files", in_a_process("models", tmp_path, count), count)

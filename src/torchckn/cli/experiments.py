@@ -52,12 +52,12 @@ def reproduce(
         raise ConfigError(f"--scale expected {' or '.join(SCALES)}, got {scale!r}")
     if name is not None and everything:
         raise ConfigError("expected the name of an experiment or --all, got both")
-    everything_there = [one for one in experiments().values() if scale in one.scale]
-    chosen = [experiment(name)] if name is not None else everything_there
+    at_scale = [one for one in experiments().values() if scale in one.scale]
+    selected = [experiment(name)] if name is not None else at_scale
     if name is None and not everything and not draw:
-        _list(chosen, scale, seeds, output, as_json)
+        _list(selected, scale, seeds, output, as_json)
         return
-    cells = [cell for one in chosen for cell in one.cells(scale, seeds)]
+    cells = [cell for one in selected for cell in one.cells(scale, seeds)]
     for cell in cells:
         cell.check()  # mistakes in a spec are found before anything is run
     if draw and not (output / "results" / scale).is_dir():
@@ -66,7 +66,7 @@ def reproduce(
         )
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
     failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json, threads).failed
-    shown = {one.name: one for one in [*everything_there, *chosen]}
+    shown = {one.name: one for one in [*at_scale, *selected]}
     written = write_page(output, scale, page or output / f"results-{scale}.md", list(shown.values()))
     if as_json:
         print_json({"page": str(written), "cells": len(cells), "failed": failed})
@@ -79,11 +79,11 @@ def reproduce(
         )
 
 
-def _list(chosen: list[Experiment], scale: ScaleName, seeds: int | None, output: Path, as_json: bool) -> None:
+def _list(selected: list[Experiment], scale: ScaleName, seeds: int | None, output: Path, as_json: bool) -> None:
     from ..experiments.results import is_finished
 
     rows = []
-    for one in chosen:
+    for one in selected:
         cells = one.cells(scale, seeds)
         done = sum(is_finished(output, cell) for cell in cells)
         rows.append({"name": one.name, "title": one.title, "cells": len(cells), "done": done})

@@ -113,7 +113,6 @@ def _train(
     from ..distributed import from_first, is_first
     from ..files import check_parent
     from ..fit import TensorBoard
-    from ..fit import train as fit
     from ..launch import is_restarted
 
     settings = from_first(lambda: _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given))
@@ -131,7 +130,7 @@ def _train(
     with _folder(resume or run, settings) as folder, _resumable(folder):
         show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
         log = folder.with_name(folder.name + "-tensorboard")
-        result = fit(
+        result = runs.train(
             net,
             images.train,
             images.valid,
@@ -244,7 +243,7 @@ def _folder(given: Path | None, settings: Settings) -> Iterator[Path]:
         yield given
         return
     if is_restarted():
-        raise ConfigError("--max-restarts needs --run: a process that starts again has to find the run that it was in")
+        raise ConfigError("--max-restarts needs -o RUN: a process that starts again has to find the run that it was in")
     if not is_first():
         yield from_first(Path)
         return

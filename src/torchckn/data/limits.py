@@ -10,9 +10,22 @@ from pathlib import Path
 from ..errors import DataError
 
 
-def shown(path: str | Path) -> str:
-    """A path as text that can be printed, whatever bytes its name has."""
-    return str(path).encode("utf-8", "backslashreplace").decode()
+def shown(path: object) -> str:
+    """A path as text that can be printed, whatever bytes its name has: those that move a terminal's cursor are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
+
+
+#: characters that the name of a class may have: as many as the name of a folder
+_LONGEST_NAME = 255
+
+
+def check_class(name: str, where: str) -> None:
+    """An error for a class whose name cannot be shown; it would be part of tables, pages and files."""
+    if not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise DataError(
+            f"{where} expected folders whose names can be printed, of at most {_LONGEST_NAME} characters, because they are the "
+            f"names of the classes, got {shown(name)[:100]!r}; rename the folder"
+        )
 
 
 def check_regular(file: Path) -> None:

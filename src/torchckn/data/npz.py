@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,18 +48,21 @@ def _read_npz(file: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], 
 
     What they claim to be is checked before any memory is taken.
     """
+    with opened_npz(file) as archive:
+        in_file = sorted(entry.removesuffix(".npy") for entry in archive.namelist())
+        entries = {name: archive.getinfo(f"{name}.npy") for name in names if name in in_file}
+        claims = [array_claim(archive, entry) for entry in entries.values()]
+        check_memory(sum(claim.size for claim in claims), shown(file))
+        return {name: read_array(archive, entry) for name, entry in entries.items()}, in_file
+
+
+@contextmanager
+def opened_npz(file: Path) -> Iterator[zipfile.ZipFile]:
+    """An .npz file; whatever goes wrong within this context is the fault of the file."""
     try:
         check_regular(file)
         with zipfile.ZipFile(file) as archive:
-            in_file = sorted(entry.removesuffix(".npy") for entry in archive.namelist())
-            entries = {name: archive.getinfo(f"{name}.npy") for name in names if name in in_file}
-            sizes = {name: _claimed_bytes(archive, entry, name) for name, entry in entries.items()}
-            check_memory(sum(sizes.values()), shown(file))
-            arrays = {}
-            for name, entry in entries.items():
-                with archive.open(entry) as opened:
-                    arrays[name] = np.lib.format.read_array(opened, allow_pickle=False)
-            return arrays, in_file
+            yield archive
     except DataError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise nearly anything when a file is damaged
@@ -65,23 +70,46 @@ def _read_npz(file: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], 
         raise DataError(f"{shown(file)} cannot be read as an .npz file of plain arrays ({shown(reason)})") from error
 
 
-def _claimed_bytes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> int:
-    """How much memory an array needs by its header, which must agree with the size of its file."""
+class Claim(NamedTuple):
+    """What an array claims to be."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    by_columns: bool
+    """the first index changes fastest"""
+    start: int
+    """bytes of its header"""
+
+    @property
+    def size(self) -> int:
+        """in bytes"""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def array_claim(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Claim:
+    """What an array claims to be, which must agree with the size of its file."""
+    name = entry.filename.removesuffix(".npy")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} is compressed by a method that numpy does not use")
-    if entry.file_size > 1100 * entry.compress_size + 1100:  # deflate packs 1,032 bytes into one at most
+    most = 1100 * entry.compress_size + 1100  # deflate packs 1,032 bytes into one at most
+    if entry.file_size > (most if entry.compress_type == zipfile.ZIP_DEFLATED else entry.compress_size):
         raise ValueError(f"{name} claims to have {entry.file_size} bytes, packed into {entry.compress_size}")
     with archive.open(entry) as opened:
         version = np.lib.format.read_magic(opened)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(opened)
-        start = opened.tell()
+        shape, by_columns, dtype = read(opened)
+        claim = Claim(shape, dtype, by_columns, opened.tell())
     if dtype.hasobject:
         raise ValueError(f"{name} has Python objects")
-    count = math.prod(shape)
-    if any(size < 0 for size in shape) or count * dtype.itemsize != entry.file_size - start:
+    if any(size < 0 for size in shape) or claim.size != entry.file_size - claim.start:
         raise ValueError(f"{name} claims to have shape {shape}, which is not the size of its content")
-    return count * dtype.itemsize
+    return claim
+
+
+def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(entry) as opened:
+        array: np.ndarray = np.lib.format.read_array(opened, allow_pickle=False)
+        return array
 
 
 def check_arrays(shape: tuple[int, ...], dtype: np.dtype, y: np.ndarray, what: str) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .limits import check_memory, check_regular, shown
+from .limits import check_class, check_memory, check_regular, shown
 from .sets import DataSet, checked_part
 
 #: how the names of image files end; of several frames, the first one is read
@@ -48,10 +49,7 @@ def image_files_by_part(folder: Path) -> tuple[list[str], dict[str, dict[Path, i
             f"{', '.join(shown(name) for name in classes) or 'none'}"
         )
     for name in classes:
-        if shown(name) != name:
-            raise DataError(
-                f"{shown(train / name)} has a name that is not valid UTF-8, and would be the name of a class; rename the folder"
-            )
+        check_class(name, shown(train))
     files: dict[str, dict[Path, int]] = {}
     for part, place in places.items():
         extra = {other.name for other in _subfolders(place)} - set(classes)
@@ -70,15 +68,15 @@ def image_files_by_part(folder: Path) -> tuple[list[str], dict[str, dict[Path, i
 def _part_folders(folder: Path) -> dict[str, Path]:
     """The folders of the training, validation and test images; if there are no such folders, all images are for training."""
     folders = {place.name.lower(): place for place in _subfolders(folder)}
-    known = [name for name in ("train", *VALIDATION, "test") if name in folders]
-    if len(known) < 2 and list(folders) != ["train"]:
+    parts = [name for name in ("train", *VALIDATION, "test") if name in folders]
+    if len(parts) < 2 and list(folders) != ["train"]:
         return {"train": folder}  # a class may well be called train or test
-    if "train" not in known or len(known) < len(folders) or len({*known} & {*VALIDATION}) > 1:
+    if "train" not in parts or len(parts) < len(folders) or len({*parts} & {*VALIDATION}) > 1:
         raise DataError(
             f"{shown(folder)} expected sub-folders train, test and one of {', '.join(VALIDATION)}, or one for each class, got "
             f"{', '.join(shown(place.name) for place in folders.values())}; move or rename the others"
         )
-    return {"valid" if name in VALIDATION else name: folders[name] for name in known}
+    return {"valid" if name in VALIDATION else name: folders[name] for name in parts}
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -158,17 +156,12 @@ _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
 _MOST_PIXELS = 2**26
 
 
-def read_image(file: Path, mode: str = "", content: IO[bytes] | None = None) -> Tensor:
-    """An image file as (C, H, W), uint8: grey or RGB as in the file, or as ``mode`` ("L" or "RGB") says.
-
-    Args:
-        content: what to read, if the image is only a part of the file.
-    """
+def read_image(file: Path | Piece, mode: str = "") -> Tensor:
+    """An image file as (C, H, W), uint8: grey or RGB as in the file, or as ``mode`` ("L" or "RGB") says."""
     from PIL import Image
 
     try:
-        check_regular(file)
-        with Image.open(content or file, formats=_FORMATS) as opened:
+        with Image.open(_opened(file), formats=_FORMATS) as opened:
             image: Image.Image = opened
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"it has {image.width}x{image.height} pixels, more than {_MOST_PIXELS} in all")
@@ -188,6 +181,24 @@ def read_image(file: Path, mode: str = "", content: IO[bytes] | None = None) -> 
     return torch.from_numpy(np.array(array))  # a copy: what PIL gives may not be written to
 
 
+class Piece(NamedTuple):
+    """An image that is a part of a file."""
+
+    name: str
+    """for messages"""
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _opened(file: Path | Piece) -> Path | io.BytesIO:
+    if isinstance(file, Piece):
+        return io.BytesIO(file.content)
+    check_regular(file)
+    return file
+
+
 def _has_grey_palette(image: Any) -> bool:
     """Whether all colors are grey, as in GIF files of grey images, which have a palette as well."""
     if image.mode not in ("P", "PA"):
@@ -196,16 +207,16 @@ def _has_grey_palette(image: Any) -> bool:
     return bool((colors == colors[..., :1]).all())
 
 
-def read_for(file: Path, shape: tuple[int, int, int], resize: bool = False, content: IO[bytes] | None = None) -> Tensor:
+def read_for(file: Path | Piece, shape: tuple[int, int, int], resize: bool = False) -> Tensor:
     """An image file as a network takes it: (C, H, W), uint8, with as many channels; resized if asked for, else an error."""
     from PIL import Image
 
     channels, height, width = shape
     if channels not in (1, 3):
         raise DataError(f"image files are grey or RGB, but the network expects images of {channels} channels")
-    if not file.exists():
+    if isinstance(file, Path) and not file.exists():
         raise DataError(f"{shown(file)} does not exist; expected an image file or a folder of images")
-    pixels = read_image(file, "L" if channels == 1 else "RGB", content)
+    pixels = read_image(file, "L" if channels == 1 else "RGB")
     if tuple(pixels.shape[1:]) == (height, width):
         return pixels
     if not resize:

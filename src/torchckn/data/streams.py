@@ -7,13 +7,10 @@ each process reads its share of a batch and nothing else, and a run can be resum
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
-import zipfile
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,27 +18,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import ConfigError, DataError
-from .limits import shown
-from .npz import check_arrays
-from .own import IMAGES, VALIDATION, image_files_by_part, read_for, read_image
+from .limits import check_class, shown
+from .own import VALIDATION, Piece, image_files_by_part, read_for, read_image
 from .sets import DataSet
+from .shards import Location, index_npz, index_tar
 
 SHARDS = (".tar", ".npz")
 #: images that tell whether a data set is grey or in color
 _LOOKED_AT = 64
-
-
-class Location(NamedTuple):
-    """Where images are: one entry per image."""
-
-    files: tuple[str, ...]
-    """paths: of shards, or one per image"""
-    file: np.ndarray
-    """which of them"""
-    start: np.ndarray
-    """first byte of the image's file or row in it"""
-    length: np.ndarray
-    """bytes; 0: the whole file"""
+#: pixels of a side that images may be resized to
+_WIDEST = 2**13
 
 
 class LazyPart(Dataset[tuple[Tensor, Tensor]]):
@@ -66,26 +52,14 @@ class LazyPart(Dataset[tuple[Tensor, Tensor]]):
         start, length = int(self.where.start[index]), int(self.where.length[index])
         if not length:
             return read_for(file, self.image_shape, self.resize), self.labels[index]
-        content = self._read(file, start, length)
+        piece = _piece(file, start, length)
         if file.suffix == ".npz":
-            return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(self.image_shape), self.labels[index]
-        return read_for(file, self.image_shape, self.resize, io.BytesIO(content)), self.labels[index]
-
-    def _read(self, file: Path, start: int, length: int) -> bytes:
-        try:
-            with file.open("rb") as opened:
-                content = os.pread(opened.fileno(), length, start)
-        except OSError as error:
-            raise DataError(f"{shown(file)} cannot be read: {error.strerror}") from error
-        if len(content) != length:
-            raise DataError(f"{shown(file)} is shorter than it was when training began; put the whole file back")
-        return content
+            return torch.frombuffer(bytearray(piece.content), dtype=torch.uint8).view(self.image_shape), self.labels[index]
+        return read_for(piece, self.image_shape, self.resize), self.labels[index]
 
     def subset(self, which: Tensor) -> LazyPart:
         """Some of the images, by their numbers."""
-        index = which.numpy()
-        files, file, start, length = self.where
-        where = Location(files, file[index], start[index], length[index])
+        where = self.where.rows(which.numpy())
         return LazyPart(where, self.labels[which], self.image_shape, resize=self.resize, workers=self.workers)
 
     def sample(self, count: int) -> Tensor:
@@ -109,32 +83,51 @@ def stream(folder: Path, resize: int | None = None, workers: int = 0) -> DataSet
     """
     if not folder.is_dir():
         raise ConfigError(f"--stream expected a folder of images or of shards ({', '.join(SHARDS)}), got {shown(folder)}")
-    shards = sorted(file for file in folder.iterdir() if file.suffix in SHARDS)
+    if resize is not None and not 1 <= resize <= _WIDEST:
+        raise ConfigError(f"resize expected a side from 1 to {_WIDEST} pixels, got {resize}")
+    shards = sorted(file for file in folder.iterdir() if file.suffix in SHARDS and not file.name.startswith("."))
     if not shards:
         classes, files = image_files_by_part(folder)
         places = {part: (_whole_files(list(some)), [*some.values()]) for part, some in files.items()}
+        shape = _shape(places["train"][0], resize)
     else:
-        if len({file.suffix for file in shards}) > 1:
-            raise DataError(f"{shown(folder)} expected shards of one kind, got {', '.join(SHARDS)}; move one kind elsewhere")
-        groups: dict[str, list[Path]] = {}
-        for file in shards:
-            groups.setdefault(_part_of(file.name), []).append(file)
-        if "train" not in groups:
-            raise DataError(f"{shown(folder)} has no shards for training; name them train-000{shards[0].suffix}, ...")
-        found = {
-            part: _index_tar(files) if shards[0].suffix == ".tar" else _index_npz(files) for part, files in groups.items()
-        }
-        classes = sorted({name for _, names in found.values() for name in names}, key=_by_number)
-        places = {part: (where, [classes.index(name) for name in names]) for part, (where, names) in found.items()}
+        classes, places, shape = _places_in_shards(folder, shards, resize)
     if len(classes) < 2:
         raise DataError(f"{shown(folder)} expected images of at least two classes, got {len(classes)}")
-    shape = _shape(places["train"][0], resize)
     parts = {
         part: LazyPart(where, torch.tensor(labels), shape, resize=resize is not None, workers=workers)
         for part, (where, labels) in places.items()
     }
     lazy = cast(dict[str, Any], parts)  # parts that have no tensor of all their images
     return DataSet(shown(folder.name), lazy["train"], lazy.get("test"), tuple(classes), lazy.get("valid"))
+
+
+def _places_in_shards(
+    folder: Path, shards: Sequence[Path], resize: int | None
+) -> tuple[list[str], dict[str, tuple[Location, list[int]]], tuple[int, int, int]]:
+    """The classes, where the images of each part are, with their labels, and the shape of all images."""
+    if len({file.suffix for file in shards}) > 1:
+        raise DataError(f"{shown(folder)} expected shards of one kind, got {', '.join(SHARDS)}; move one kind elsewhere")
+    part_of = np.array([_part_of(file.name) for file in shards])
+    if "train" not in part_of:
+        raise DataError(f"{shown(folder)} has no shards for training; name them train-000{shards[0].suffix}, ...")
+    if shards[0].suffix == ".tar":
+        where, names = index_tar(shards)
+        for name in set(names):
+            check_class(name, shown(folder))
+        shape = None
+    else:
+        if resize is not None:
+            raise ConfigError("--resize is for image files; the arrays of .npz shards have the size that they have")
+        where, names, shape = index_npz(shards)
+    classes = sorted(set(names), key=_by_number)
+    label = {name: number for number, name in enumerate(classes)}
+    rows = {part: np.flatnonzero(part_of[where.file] == part) for part in ("train", "valid", "test") if part in part_of}
+    places = {part: (where.rows(index), [label[names[i]] for i in index]) for part, index in rows.items()}
+    for part, index in rows.items():
+        if not len(index):
+            raise DataError(f"{shown(folder)} expected images in its shards for {part}, got none")
+    return classes, places, shape or _shape(places["train"][0], resize)
 
 
 def _part_of(name: str) -> str:
@@ -152,80 +145,22 @@ def _whole_files(files: Sequence[Path]) -> Location:
     return Location(tuple(map(str, files)), np.arange(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
 
 
-def _index_tar(files: Sequence[Path]) -> tuple[Location, list[str]]:
-    """Where the images of tar files are, and the names of their folders, which are their classes."""
-    rows: list[tuple[int, int, int]] = []
-    names: list[str] = []
-    for number, file in enumerate(files):
-        try:
-            with tarfile.open(file, "r:") as archive:
-                for member in archive:
-                    path = PurePosixPath(member.name)
-                    if member.isfile() and path.suffix.lower() in IMAGES:
-                        rows.append((number, member.offset_data, member.size))
-                        names.append(path.parent.name)
-                    archive.members = []  # type: ignore[attr-defined] # which would hold every header in memory
-        except (tarfile.TarError, OSError) as error:
-            raise DataError(
-                f"{shown(file)} cannot be read as a .tar file that is not compressed ({error}); make it with tar -cf"
-            ) from error
-    if not rows or "" in names:
-        raise DataError(f"{shown(files[0])} and its like expected images in a folder for each class, as in cat/1.png")
-    table = np.array(rows, np.int64)
-    return Location(tuple(map(str, files)), table[:, 0], table[:, 1], table[:, 2]), names
-
-
-def _index_npz(files: Sequence[Path]) -> tuple[Location, list[str]]:
-    """Where the images of .npz files are, row by row, and their labels."""
-    numbers, starts, lengths = [], [], []
-    names: list[str] = []
-    for number, file in enumerate(files):
-        try:
-            with zipfile.ZipFile(file) as archive:
-                entry = archive.getinfo("x.npy")
-                if entry.compress_type != zipfile.ZIP_STORED:
-                    raise ValueError("it is compressed, so that no image can be read alone; write it with np.savez")
-                with archive.open("y.npy") as opened:
-                    y = np.lib.format.read_array(opened, allow_pickle=False)
-                shape, dtype, start = _npy_header(file, entry)
-        except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-            raise DataError(f"{shown(file)} cannot be read as a shard with arrays x and y ({error})") from error
-        if dtype != np.uint8:
-            raise DataError(f"{shown(file)} expected x of uint8, as shards have it, got {dtype}")
-        check_arrays(shape, dtype, y, shown(file))
-        size = int(np.prod(shape[1:]))
-        numbers.append(np.full(len(y), number))
-        starts.append(start + size * np.arange(len(y)))
-        lengths.append(np.full(len(y), size))
-        names += map(str, y.tolist())
-    return Location(tuple(map(str, files)), *map(np.concatenate, (numbers, starts, lengths))), names
-
-
-def _npy_header(file: Path, entry: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Shape, dtype, and the first byte of the numbers in the file."""
-    with file.open("rb") as opened:
-        opened.seek(entry.header_offset + 26)
-        name, extra = np.frombuffer(opened.read(4), "<u2")
-        opened.seek(entry.header_offset + 30 + int(name) + int(extra))
-        version = np.lib.format.read_magic(opened)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(opened)
-        return shape, dtype, opened.tell()
-
-
 def _shape(where: Location, resize: int | None) -> tuple[int, int, int]:
-    """(C, H, W) of all images: grey if some that are looked at are."""
-    if where.files[0].endswith(".npz"):
-        with zipfile.ZipFile(where.files[0]) as archive:
-            shape, _, _ = _npy_header(Path(where.files[0]), archive.getinfo("x.npy"))
-        if resize is not None:
-            raise ConfigError("--resize is for image files; the arrays of .npz shards have the size that they have")
-        return (1, *shape[1:]) if len(shape) == 3 else shape[1:]  # type: ignore[return-value]
-    some = LazyPart(where, torch.zeros(len(where.file)), (3, 1, 1))
+    """(C, H, W) of all images: grey if all that are looked at are."""
     pixels = []
-    for index in range(0, len(some), max(1, len(some) // _LOOKED_AT)):
+    for index in range(0, len(where.file), max(1, len(where.file) // _LOOKED_AT)):
         file, length = Path(where.files[where.file[index]]), int(where.length[index])
-        content = some._read(file, int(where.start[index]), length) if length else None
-        pixels.append(read_image(file, content=None if content is None else io.BytesIO(content)))
+        pixels.append(read_image(_piece(file, int(where.start[index]), length) if length else file))
     height, width = (resize, resize) if resize else (pixels[0].shape[1], pixels[0].shape[2])
     return max(len(image) for image in pixels), height, width
+
+
+def _piece(file: Path, start: int, length: int) -> Piece:
+    """An image in a shard, or the numbers of one."""
+    try:
+        with file.open("rb") as opened:
+            if start + length > os.fstat(opened.fileno()).st_size:  # asked first: the length may be of any size
+                raise DataError(f"{shown(file)} is shorter than it was when training began; put the whole file back")
+            return Piece(f"{file} (image at byte {start})", os.pread(opened.fileno(), length, start))
+    except OSError as error:
+        raise DataError(f"{shown(file)} cannot be read: {error.strerror}") from error

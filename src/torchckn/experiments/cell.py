@@ -29,7 +29,7 @@ from .. import runs
 from ..building import Images, build_network, load_images
 from ..errors import CKNError, DataError, NumericalError
 from ..files import read_tensors, write_atomically, write_tensors
-from ..fit import TrainResult, evaluate, fit_filters, fit_head, train
+from ..fit import TrainResult, evaluate, fit_filters, fit_head
 from ..network import CKN, Classifier
 from ..settings import Settings
 from .gradient import gradient_errors
@@ -85,8 +85,9 @@ def _copied(cell: Cell, folder: Path) -> dict[str, Any] | None:
     for result in read_results(folder, cell.scale).all:
         if result.is_of(cell) and result.copied_from is None:
             values = "-".join(str(value) for value in result.variables.values())
-            found = {name: getattr(result, name) for name in ("measured", "history", "seconds", "clock", "environment")}
-            return found | {"copied_from": f"{result.experiment}: {values}"}
+            names = ("measured", "history", "seconds", "clock", "environment")
+            copied = {name: getattr(result, name) for name in names}
+            return copied | {"copied_from": f"{result.experiment}: {values}"}
     return None
 
 
@@ -151,25 +152,25 @@ class _Bench:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
             if not file.exists():
-                known = self._start(net)
-                write_tensors(file, "start", known, net.state_dict())
-        known, tensors = read_tensors(file, "start")
+                facts = self._start(net)
+                write_tensors(file, "start", facts, net.state_dict())
+        facts, tensors = read_tensors(file, "start")
         net.load_state_dict(tensors)
-        return net, known
+        return net, facts
 
     def _start(self, net: Classifier) -> dict[str, Any]:
-        clock, known = _clock(), {}
+        clock, facts = _clock(), {}
         if not isinstance(net, CKN):
             return {"start_seconds": 0.0}  # a ConvNet begins as random as it is
         how = self.settings.training
         fit_filters(net, self.images.train, how.patches, restarts=how.restarts, generator=self.generator())
         if self.cell.measure != "gradient":
-            found = fit_head(net, self.images.train, self.images.valid, loss=how.loss, search=how.penalty_search)
-            known = {"start_valid_accuracy": found.accuracy, "start_lam": found.lam}
-        return known | {"start_seconds": round(_clock() - clock, 2)}
+            head = fit_head(net, self.images.train, self.images.valid, loss=how.loss, search=how.penalty_search)
+            facts = {"start_valid_accuracy": head.accuracy, "start_lam": head.lam}
+        return facts | {"start_seconds": round(_clock() - clock, 2)}
 
     def trained(self, net: Classifier, run_dir: Path | None, **overrides: Any) -> TrainResult:
-        return train(
+        return runs.train(
             net,
             self.images.train,
             self.images.valid,
@@ -191,13 +192,13 @@ class _Bench:
 def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train, with the best of the learning rates if there are several; then read the test set, once."""
     lr, trials = _tuned(bench)
-    net, known = bench.started()
+    net, facts = bench.started()
     images = bench.cell.extras.get("refit_images")
     refitting = [Refitting(bench.images.train[:images], bench.images.valid)] if images else []
     result = bench.trained(net, bench.work / "run", lr=lr, callbacks=refitting)
     kept = [record for record in result.history if "valid_accuracy" in record]
     history = [{key: _rounded(value) for key, value in record.items()} for record in kept]
-    measured = known | {
+    measured = facts | {
         "valid_accuracy": kept[-1]["valid_accuracy"] if result.head is None else result.head.accuracy,
         "test_accuracy": bench.tested(net),
         "lam": result.lam if result.head is None else result.head.lam,
@@ -235,8 +236,8 @@ def _try(bench: _Bench, file: Path) -> Path:
             net, _ = bench.started()
             try:
                 bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
-                found = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss).accuracy
-                trials[lr] = 0.0 if found is None else found
+                accuracy = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss).accuracy
+                trials[lr] = 0.0 if accuracy is None else accuracy
             except NumericalError:
                 trials[lr] = 0.0
             write_atomically(file, json.dumps(trials).encode())
@@ -244,14 +245,14 @@ def _try(bench: _Bench, file: Path) -> Path:
 
 
 def _measure_unsupervised(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    net, known = bench.started()
-    return known | {"valid_accuracy": known["start_valid_accuracy"], "test_accuracy": bench.tested(net)}, []
+    net, facts = bench.started()
+    return facts | {"valid_accuracy": facts["start_valid_accuracy"], "test_accuracy": bench.tested(net)}, []
 
 
 def _measure_gradient(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    net, known = bench.started()
+    net, facts = bench.started()
     assert isinstance(net, CKN)
-    return known | gradient_errors(net, bench.images.train, bench.generator(), **bench.cell.extras["gradient"]), []
+    return facts | gradient_errors(net, bench.images.train, bench.generator(), **bench.cell.extras["gradient"]), []
 
 
 _MEASURES: dict[str, Callable[[_Bench], tuple[dict[str, Any], list[dict[str, Any]]]]] = {

@@ -148,16 +148,16 @@ def what_is_left(cells: Sequence[Cell], folder: Path, jobs: int) -> str:
     """How many cells, and how long they will take, judging by those that are done."""
     if not cells:
         return "nothing is left"
-    known = read_results(folder, cells[0].scale)
-    if not known.all:
+    results = read_results(folder, cells[0].scale)
+    if not results.all:
         return f"{len(cells)} left"
-    minutes = sum(_likely_seconds(cell, known) for cell in cells) / jobs / 60
+    minutes = sum(_likely_seconds(cell, results) for cell in cells) / jobs / 60
     return (
         f"{len(cells)} left, about {minutes:.0f} min" if minutes < 90 else f"{len(cells)} left, about {minutes / 60:.1f} h"
     )
 
 
-def _likely_seconds(cell: Cell, known: Results) -> float:
+def _likely_seconds(cell: Cell, results: Results) -> float:
     """Of the same cell with other seeds, or of its experiment, or of all."""
-    alike = known.of(cell.experiment, **cell.variables) or known.of(cell.experiment) or list(known.all)
+    alike = results.of(cell.experiment, **cell.variables) or results.of(cell.experiment) or list(results.all)
     return sum(result.seconds for result in alike) / len(alike)

@@ -3,7 +3,7 @@
 :class:`TrainConfig` is what :func:`torchckn.train` takes, what ``torchckn train --help`` shows, what a TOML file and the
 experiments' specs are read into, and what a run folder keeps. A new option is one field here. Needs no torch.
 
-Read next: :mod:`torchckn.fit.trainer`.
+Read next: :mod:`torchckn.fit.loop`.
 """
 
 from __future__ import annotations

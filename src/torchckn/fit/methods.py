@@ -7,7 +7,7 @@
 ``sgd``        SGD with momentum on all parameters of a ConvNet, with the same penalty
 =============  =======================================================================================================
 
-Paper: section 4.3, Algorithm 3. Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.trainer`.
+Paper: section 4.3, Algorithm 3. Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.loop`.
 """
 
 from __future__ import annotations

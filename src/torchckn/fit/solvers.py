@@ -193,6 +193,9 @@ class _OfAll(_Coordinates):
             hessian.diagonal(dim1=1, dim2=3).add_(of_class.transpose(1, 2))
         hessian = _mean_of_all(hessian, len(x))
         hessian[:-1].diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).add_(2 * lam)
+        # The same bias for every class changes no probability: a direction without curvature, in which rounding errors would
+        # decide. The gradient has no part in it.
+        hessian[-1, :, -1] += 1 / classes
         self.factor = _factor(hessian.view(d * classes, d * classes))
 
     def _map(self, v: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -37,7 +37,8 @@ from ..kernels import Kernel, Linear
 from . import native
 from .checks import reads_now, require
 from .devices import prefers_channels_last, wide_dtype
-from .fused import Geometry, applies, fused_conv2d, window_of
+from .direct import Geometry
+from .fused import applies, fused_conv2d, window_of
 from .geometry import Pair
 from .invsqrt import inverse_sqrt, precomputed_inverse_sqrt, resolve_method
 
@@ -181,6 +182,8 @@ def kernel_conv2d(
         values = values if groups == 1 else values.unflatten(0, (-1, groups)).flatten(1, 2)
     if pool is not None:
         values = pool(values)
+    if values.stride(1) == 1 and root.ndim == 2:  # channels last: a product of matrices
+        return F.linear(values.permute(0, 2, 3, 1), root).permute(0, 3, 1, 2)
     return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..choices import Init
 from ..errors import ConfigError, DataError
 from ..kernels import Linear
-from .base import KernelLayer, _all_equal
+from .base import KernelLayer, _all_equal, _CachedRoot
 from .devices import wide_dtype
 from .functional import block_diagonal, filter_blocks
 from .geometry import draw_normal
@@ -89,13 +89,13 @@ class KernelProduct(KernelLayer):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt, self.root_block)
         settings = (self.eps, self.inverse_sqrt, self.root_block)
-        if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], factors):
+        if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, factors):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             with torch.inference_mode(False), torch.no_grad():
                 copies = [w.detach().clone() for w in factors]
                 root = pair_projection(copies[0], copies[1], self.eps, self.inverse_sqrt, self.root_block)
-                self._cache = settings, copies, root
-        return self._cache[2].clone()
+                self._cache = _CachedRoot(settings, copies, root, root)
+        return self._cache.root.clone()
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         for x, channels in zip((first, second), self.in_channels, strict=True):

@@ -34,7 +34,8 @@ from torch import Tensor
 from ...choices import Native, check_choice
 from ...errors import ConfigError
 
-_SOURCE = Path(__file__).with_name("layer.cpp")
+_SOURCES = [Path(__file__).with_name(name) for name in ("layer.cpp", "conv.cpp")]
+_HEADER = Path(__file__).with_name("common.h")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 
 #: kernels that layer.cpp has, in its order
@@ -45,7 +46,11 @@ WIDEST = 32
 
 def setting() -> Native:
     """What ``TORCHCKN_NATIVE`` says."""
-    value = os.environ.get("TORCHCKN_NATIVE", "auto")
+    return _checked(os.environ.get("TORCHCKN_NATIVE", "auto"))
+
+
+@functools.cache
+def _checked(value: str) -> Native:
     check_choice("the environment variable TORCHCKN_NATIVE", value, Native)
     return value  # type: ignore[return-value]
 
@@ -96,6 +101,9 @@ def _library() -> ctypes.CDLL | None:
         ("layer_backward", [number, *[pointer] * 9, number]),
         ("patch_squares", [*[pointer] * 4, number]),
         ("patch_squares_backward", [*[pointer] * 5, number]),
+        ("convolution", [*[pointer] * 4, ctypes.c_long, number]),
+        ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
+        ("convolution_of_filters", [*[pointer] * 4, ctypes.c_long, number]),
     ):
         getattr(library, name).argtypes = arguments
     return library
@@ -112,7 +120,7 @@ def _compiled() -> Path:
     """The library for this source, compiler and processor, compiled if it is not in the cache folder."""
     compiler = _compiler()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
-    what = "\n".join([_SOURCE.read_text(), " ".join(_FLAGS), version, _processor()])
+    what = "\n".join([*(file.read_text() for file in (*_SOURCES, _HEADER)), " ".join(_FLAGS), version, _processor()])
     folder = _own_folder()
     target = folder / f"layer-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     if target.exists():
@@ -122,13 +130,13 @@ def _compiled() -> Path:
     handle, partial = tempfile.mkstemp(".so", dir=folder)
     os.close(handle)
     try:
-        command = [compiler, *_FLAGS, str(_SOURCE), "-o", partial]
+        command = [compiler, *_FLAGS, *map(str, _SOURCES), "-o", partial]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode:
-            raise ConfigError(f"{compiler} could not compile {_SOURCE.name}: {done.stderr.strip()[-300:]}")
+            raise ConfigError(f"{compiler} could not compile its layer: {done.stderr.strip()[-300:]}")
         os.replace(partial, target)  # several processes may compile at once: each one's file is complete
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{compiler} did not compile {_SOURCE.name} within {error.timeout:.0f} s") from error
+        raise ConfigError(f"{compiler} did not compile its layer within {error.timeout:.0f} s") from error
     finally:
         Path(partial).unlink(missing_ok=True)
     return target

@@ -3,7 +3,7 @@
 Unsupervised filters, a classifier on all features, steps on mini-batches, the classifier refitted on all features. A run that
 has a folder can be interrupted, or killed, at any moment, and resumed to give exactly what it would have given.
 
-Read first: :mod:`torchckn.fit.loop`, the steps. Read next: :mod:`torchckn.runs`, what a run leaves behind.
+Read first: :mod:`torchckn.fit.loop`, the steps, and :mod:`torchckn.runs`, what a run leaves behind.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..data.batches import batches, size_of
 from ..distributed import check_agreement, code_digest, digest_of, from_first, is_first, rank, world
 from ..errors import ConfigError
+from ..fit.batches import TrainingBatches
+from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
+from ..fit.config import TrainConfig
+from ..fit.loop import TrainingLoop, share_weights
+from ..fit.methods import METHODS, Method
+from ..fit.result import TrainResult
 from ..network import Classifier, modes_kept
 from ..nn.whitening import whitening_kept
-from ..runs import Run
-from .batches import TrainingBatches
-from .callbacks import Callback, Checkpoints, EarlyStopping, FilterSnapshots, KeepBest, MetricsFile, ProgressBar
-from .config import TrainConfig
-from .loop import TrainingLoop, share_weights
-from .methods import METHODS, Method
-from .result import TrainResult
+from .callbacks import Checkpoints, FilterSnapshots, MetricsFile
+from .folder import Run
 
 
 def train(
@@ -122,7 +123,7 @@ def train(
                 batches=training_batches,
                 generator=generator,
                 callbacks=[*callbacks, *_built_in(config, run, progress)],
-                run=run,
+                store=run,
                 progress=progress,
                 clock=clock,
             )
