@@ -332,8 +332,8 @@ def test_all_penalties_are_tried_and_k_means_is_started_as_often_as_asked_for(mo
     lambdas = [2.0**-i for i in range(0, 24, 3)]
     curves = {}
     for search in ("path", "exhaustive"):
-        given = {"penalty_search": search, "lambdas": lambdas, "restarts": 5}
-        result = torchckn.train(network(), train_data, valid_data, **OPTIONS, steps=0, **given)
+        given = OPTIONS | {"penalty_search": search, "lambdas": lambdas, "restarts": 5}
+        result = torchckn.train(network(), train_data, valid_data, steps=0, **given)
         assert result.start is not None
         curves[search] = {score.lam for score in result.start.curve}
     assert curves["exhaustive"] == set(lambdas)

@@ -138,11 +138,11 @@ def _curve_points(results: list[Result], name: str) -> list[tuple[float, list[fl
     for records in zip(*(result.history for result in results), strict=False):
         pairs = list(zip(results, records, strict=True))
         x = [r.seconds_at(record) if name == "seconds" else record["step"] for r, record in pairs]
-        points.append((sum(x) / len(x), [100 * shown_accuracy(record) for record in records]))
+        points.append((sum(x) / len(x), [100 * _shown_accuracy(record) for record in records]))
     return points
 
 
-def shown_accuracy(record: dict[str, Any]) -> float:
+def _shown_accuracy(record: dict[str, Any]) -> float:
     """Validation accuracy with a refitted classifier if there is one, else with that of the last step."""
     return float(record.get("refitted_accuracy", record["valid_accuracy"]))
 
