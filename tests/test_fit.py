@@ -417,7 +417,7 @@ def test_penalties_of_equal_accuracy_are_ranked_by_their_validation_loss(loss: A
 def test_a_fitted_head_has_the_accuracy_that_is_reported_even_on_few_images(digits: data.DataSet) -> None:
     train, valid = digits.train[:300], digits.train[300:320]
     ckn = translate(zoo.build("lenet1", filters=6), (1, 28, 28), RBFSphere(0.6), generator=seeded())
-    fit = fit_head(ckn, train, valid)
+    fit = fit_head(ckn, train, valid, folds=0)
     assert evaluate(ckn, valid).accuracy == fit.accuracy == max(score.accuracy for score in fit.curve)
 
 
@@ -515,7 +515,7 @@ LABELS = torch.arange(120) % 3
     ("call", "error", "message"),
     [
         (
-            lambda c: fit_head(c, (IMAGES, LABELS)),
+            lambda c: fit_head(c, (IMAGES, LABELS), folds=0),
             ConfigError,
             "chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam",
         ),

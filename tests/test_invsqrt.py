@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import torchckn
 from torchckn.errors import ConfigError, DataError, NumericalError
-from torchckn.nn.devices import choose_method
+from torchckn.nn.devices import choose_method, computes_wide
 from torchckn.nn.invsqrt import newton, newton_residual, precomputed_inverse_sqrt
 
 from . import oracles
@@ -165,9 +165,12 @@ def test_the_result_has_the_dtype_of_the_input() -> None:
         assert matrix.grad.dtype == dtype
 
 
-def test_auto_is_the_closed_form_on_a_cpu_and_newton_for_large_matrices_elsewhere() -> None:
-    assert choose_method(torch.device("cpu"), 512) == "eigh"
-    assert choose_method(torch.device("cuda"), 512) == "newton"
+def test_auto_is_the_closed_form_on_a_cpu_and_newton_elsewhere_in_float64_if_it_is_small() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert (choose_method(cpu), choose_method(cuda)) == ("eigh", "newton")
+    assert [computes_wide("newton", cuda, size) for size in (32, 33)] == [True, False]
+    assert computes_wide("eigh", cuda, 512)
+    assert not computes_wide("newton", cpu, 8)  # as the paper compares it
     matrix = positive_definite(4, 9)
     assert torch.equal(torchckn.inverse_sqrt(matrix), torchckn.inverse_sqrt(matrix, "eigh"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,8 @@ from torchckn.kernels import ArcCosine, Kernel, RBFSphere
 from torchckn.nn import KernelConv2d, native
 from torchckn.nn.direct import Geometry, convolution, convolution_gradients, dense, patches_of
 from torchckn.nn.functional import kernel_conv2d
+
+from . import forks
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain layer is used and tested")
 
@@ -156,7 +157,7 @@ def test_windows_that_are_larger_than_the_map_are_an_error_and_nothing_worse() -
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
+    return forks.run(["-c", code], env=os.environ | environment)
 
 
 CODE = """

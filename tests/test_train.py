@@ -357,7 +357,7 @@ def test_the_validation_before_the_first_step_is_that_of_the_first_classifier() 
     other = network()
     generator = torch.Generator().manual_seed(0)
     torchckn.fit_filters(other, train_data, OPTIONS["patches"], generator=generator)
-    fit = torchckn.fit_head(other, train_data, valid_data, lambdas=OPTIONS["lambdas"])
+    fit = torchckn.fit_head(other, train_data, valid_data, lambdas=OPTIONS["lambdas"], folds=0)
     again = torchckn.train(other, train_data, valid_data, **OPTIONS, steps=1, final_head=False)  # nothing to fit: validated
     assert again.start is None
     assert again.history[0]["valid_accuracy"] == pytest.approx(fit.accuracy)

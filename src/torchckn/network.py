@@ -114,7 +114,7 @@ class FeatureScaling(nn.Module):
         In this precision at least: half precision would overflow.
         """
         sums = values.sum(0, dtype=torch.promote_types(values.dtype, dtype))
-        both = self.total(torch.cat([sums.flatten(), sums.new_tensor([float(len(values))])]))
+        both = self.total(torch.cat([sums.flatten(), sums.new_full((1,), len(values))]))
         return both[:-1].view(sums.shape) / both[-1]
 
     def extra_repr(self) -> str:

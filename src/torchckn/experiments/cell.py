@@ -32,6 +32,7 @@ from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import TrainResult, evaluate, fit_filters, fit_head
 from ..network import CKN, Classifier
 from ..settings import Settings
+from .few_labels import accuracy_by_labels
 from .gradient import gradient_errors
 from .refitting import Refitting
 from .results import identity, is_finished, read_results, result_file, start_settings
@@ -85,14 +86,15 @@ def _copied(cell: Cell, folder: Path) -> dict[str, Any] | None:
     for result in read_results(folder, cell.scale).all:
         if result.is_of(cell) and result.copied_from is None:
             values = "-".join(str(value) for value in result.variables.values())
-            names = ("measured", "history", "seconds", "clock", "environment")
-            copied = {name: getattr(result, name) for name in names}
+            copied = {name: getattr(result, name) for name in ("measured", "history", "seconds", "clock", "environment")}
             return copied | {"copied_from": f"{result.experiment}: {values}"}
     return None
 
 
 def shared_files(folder: Path, cell: Cell) -> list[Path]:
     """What the first of some cells computes for all of them: a cell that needs one waits until it is there."""
+    if cell.measure == "few-labels":  # short enough to wait for
+        return []
     return [start_file(folder, cell), *([trials_file(folder, cell)] if _is_to_be_tuned(cell) else [])]
 
 
@@ -255,10 +257,16 @@ def _measure_gradient(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any
     return facts | gradient_errors(net, bench.images.train, bench.generator(), **bench.cell.extras["gradient"]), []
 
 
+def _measure_few_labels(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    learner, counts = (bench.cell.extras[name] for name in ("learner", "label_counts"))
+    return {}, accuracy_by_labels(bench.settings, learner, counts, bench.folder / "work" / "few-labels", bench.work)
+
+
 _MEASURES: dict[str, Callable[[_Bench], tuple[dict[str, Any], list[dict[str, Any]]]]] = {
     "train": _measure_training,
     "unsupervised": _measure_unsupervised,
     "gradient": _measure_gradient,
+    "few-labels": _measure_few_labels,
 }
 
 

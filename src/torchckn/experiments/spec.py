@@ -12,11 +12,11 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from ..choices import FigureKind, Measure, ScaleName
+from ..choices import FigureKind, LearnerName, Measure, ScaleName
 from ..config import Config
 from ..errors import ConfigError, unknown_name
 from ..settings import Settings, read_settings, settings_from
@@ -86,6 +86,10 @@ class Experiment(Config):
             raise ValueError("figure: the kind 'errors' is for the measure 'gradient', and that measure for this kind only")
         if drawn.kind in ("errors", "over-filters") and "filters" not in self.grid:
             raise ValueError(f"figure: the kind {drawn.kind!r} needs filters in grid")
+        if (drawn.kind == "over-labels") != (self.measure == "few-labels"):
+            raise ValueError(
+                "figure: the kind 'over-labels' is for the measure 'few-labels', and that measure for this kind only"
+            )
         if drawn.beside and "experiment" not in drawn.beside:
             raise ValueError("figure.beside: expected an experiment's name, as experiment = ...")
         for name, values in (pair for grid in grids for pair in grid.items()):
@@ -149,6 +153,15 @@ class Cell:
             raise ConfigError(f"{self.name}: lrs needs trial_steps as well, the steps of each trial")
         if self.measure == "gradient" and "gradient" not in self.extras:
             raise ConfigError(f"{self.name}: the measure 'gradient' needs gradient = {{ images, directions, methods }}")
+        if self.measure == "few-labels":
+            self._check_labels()
+
+    def _check_labels(self) -> None:
+        learner, counts = self.extras.get("learner"), self.extras.get("label_counts")
+        if learner not in get_args(LearnerName):
+            raise unknown_name(f"learner of {self.name}", learner, get_args(LearnerName))
+        if not isinstance(counts, list) or not counts or counts != sorted({int(count) for count in counts if count > 0}):
+            raise ConfigError(f"{self.name}: label_counts expected growing numbers of labels, got {counts!r}")
 
     @property
     def settings(self) -> Settings:
@@ -205,7 +218,7 @@ def preset(name: str) -> Preset:
 
 
 #: what a cell may be given beside settings of training
-_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget", "refit", "refit_images")
+_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget", "refit", "refit_images", "learner", "label_counts")
 
 
 def _require_known(name: str, source: str) -> None:

@@ -12,7 +12,19 @@ from typing import Any
 
 from pydantic import field_serializer, field_validator
 
-from ..choices import Chunk, HeadUpdate, Hessian, Loss, PenaltySearch, PresetName, TrainingMethod, check_choice
+from ..choices import (
+    Augmentation,
+    Chunk,
+    ClassWeights,
+    HeadUpdate,
+    Hessian,
+    Loss,
+    PenaltySearch,
+    Precision,
+    PresetName,
+    TrainingMethod,
+    check_choice,
+)
 from ..config import Config, option
 from ..errors import ConfigError
 from . import schedules
@@ -78,6 +90,20 @@ class MethodOptions(Config):
         heading=ULR,
         only_for="ulr",
     )
+    class_weights: ClassWeights | None = option(
+        None,
+        "Weight of each class in the loss, 1,5,2; or balanced: every class counts the same.",
+        heading=CLASSIFIER,
+        shapes_start=True,
+    )
+    label_smoothing: float | None = option(
+        None,
+        "Share of an image's label that is spread over all classes.",
+        heading=CLASSIFIER,
+        ge=0,
+        lt=1,
+        shapes_start=True,
+    )
     momentum: float | None = option(None, "0.9 by default for ulr and sgd, else 0.", heading=TRAINING, ge=0, lt=1)
     weight_decay: float = option(
         0.0, "L2 penalty of all weights of a ConvNet but the classifier's.", heading=TRAINING, only_for="convnet", ge=0
@@ -96,6 +122,13 @@ class MethodOptions(Config):
         gt=0,
     )
     chunk: Chunk = option("auto", "Images that go through the network at a time: a number, auto, or all.", heading=TRAINING)
+
+    precision: Precision = option(
+        "float32",
+        "Of convolutions and kernel maps in training steps: float32 (the network's own), or bfloat16 or float16 autocast. Roots, "
+        "projections and the classifier keep the network's own.",
+        heading=TRAINING,
+    )
 
     @field_validator("chunk")
     @classmethod
@@ -135,10 +168,23 @@ class TrainConfig(MethodOptions):
         "Learning rate: a number, search, cosine:0.01 (decays to zero), root:1, or stages 0.1,0.01.",
         heading=TRAINING,
     )
+    augment: tuple[Augmentation, ...] | None = option(
+        None,
+        "Changes of training images, at random in each step: flip, crop, shift; several as flip,crop.",
+        heading=TRAINING,
+    )
     rollback: bool = option(False, "Undo epochs that lose more than 2 % of training accuracy.", heading=TRAINING)
     seed: int = option(0, "Decides everything that is random.", heading=TRAINING, shapes_start=True, ge=0, lt=2**63)
     lambdas: tuple[float, ...] | None = option(
         None, "L2 penalties to choose from; by default the paper's, 2^0 to 2^-40.", heading=CLASSIFIER, min_length=1
+    )
+    folds: int | None = option(
+        None,
+        "Folds of cross-validation that choose the L2 penalty of the first classifier; by default 5 for fewer than 2,000 images, "
+        "else 0: the validation images choose.",
+        heading=CLASSIFIER,
+        ge=0,
+        shapes_start=True,
     )
     start_images: int | None = option(
         None,

@@ -192,9 +192,9 @@ class TrainingLoop:
         other_penalty = config.lam is not None and float(net.lam) != config.lam
         if not net.lam >= 0 or other_penalty or net.head_loss not in (config.loss, None):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
-            self.start = self._fit_head(config.lam, self.train_data if some is None else some)
+            self.start = self._fit_head(config.lam, self.train_data if some is None else some, config.folds)
 
-    def _fit_head(self, lam: float | None, train_data: Any) -> HeadFit:
+    def _fit_head(self, lam: float | None, train_data: Any, folds: int | None) -> HeadFit:
         return fit_head(
             self.net,
             train_data,
@@ -203,6 +203,9 @@ class TrainingLoop:
             lam=lam,
             lambdas=self.config.lambdas or LAMBDAS,
             search=self.config.penalty_search,
+            folds=folds,
+            class_weights=self.config.class_weights,
+            label_smoothing=self.config.label_smoothing,
             progress=self.progress,
         )
 
@@ -249,7 +252,8 @@ class TrainingLoop:
         lam = float(self.net.lam)
         head = self.start if not self.steps else None  # which was fitted to these very features
         if self.config.final_head and head is None:
-            head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data)
+            # Filters know the training labels by now, so only validation images may choose.
+            head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data, folds=0)
         self.seconds += self.clock() - clock
         result = TrainResult(self.history, lam, self.start, head, self.seconds, self.step, self.stop_reason)
         if self.store:
@@ -310,7 +314,7 @@ class TrainingLoop:
 
     def _validation_of(self, head: HeadFit | None) -> Record:
         """What the choice of a classifier's penalty has measured on the validation data already, if it has."""
-        scores = [score for score in head.curve if score.lam == head.lam] if head else []
+        scores = [score for score in head.curve if score.lam == head.lam] if head and not head.folds else []
         if not scores or self.config.loss != "multinomial":
             return {}
         return {"valid_accuracy": scores[0].accuracy, "valid_loss": scores[0].loss}

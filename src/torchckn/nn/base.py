@@ -147,7 +147,7 @@ class KernelLayer(nn.Module):
         """What layers have in common whose roots can be computed together; None for a root that is computed by itself."""
         kernel, device = self.kernel, self.weight.device
         usual = type(self).projection is KernelLayer.projection and self.weight.ndim == self.filter_dims + 1
-        method = resolve_method(self.inverse_sqrt, device, self.filters)[0]
+        method = resolve_method(self.inverse_sqrt, device)[0]
         simple = usual and self.filter_matrix().ndim == 2 and block_count(self.filters, self.root_block) == 1
         if not simple or method != "eigh" or kernel.is_steep or list(kernel.parameters()) or not self.training:
             return None

@@ -52,10 +52,10 @@ def check_method(method: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def resolve_method(method: str, device: torch.device, size: int) -> tuple[str, int]:
+def resolve_method(method: str, device: torch.device) -> tuple[str, int]:
     """The method with ``"auto"`` resolved, and its number of Newton iterations."""
     name, iters = check_method(method)
-    return (choose_method(device, size) if name == "auto" else name), iters
+    return (choose_method(device) if name == "auto" else name), iters
 
 
 def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = None, tol: float | None = None) -> Tensor:
@@ -73,7 +73,7 @@ def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = No
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.2000]])
     """
-    method, method_iters = resolve_method(method, matrix.device, matrix.shape[-1] if matrix.ndim else 0)
+    method, method_iters = resolve_method(method, matrix.device)
     iters = method_iters if iters is None else iters
     _require_symmetric(matrix)
     symmetric = (matrix + matrix.mT) / 2

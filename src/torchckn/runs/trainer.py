@@ -25,9 +25,11 @@ from ..errors import ConfigError
 from ..fit.batches import TrainingBatches
 from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
 from ..fit.config import TrainConfig
+from ..fit.folds import FEW_IMAGES
 from ..fit.loop import TrainingLoop, share_weights
 from ..fit.methods import METHODS, Method
 from ..fit.result import TrainResult
+from ..fit.targets import aim
 from ..network import Classifier, modes_kept
 from ..nn.whitening import whitening_kept
 from .callbacks import Checkpoints, FilterSnapshots, MetricsFile
@@ -89,8 +91,11 @@ def train(
     config = config.replace(seed=_seed(config, overrides, generator))
     if generator is None:
         generator = torch.Generator().manual_seed(config.seed)
-    _check(net, valid_data, config)
-    training_batches = TrainingBatches(train_data, config.batch_size or 1, net.head.out_features, generator)
+    _check(net, train_data, valid_data, config)
+    if config.class_weights == "balanced":
+        labels = _all_labels(train_data)
+        config = config.replace(class_weights=aim("balanced", None, labels, net.head.out_features).class_weights)
+    training_batches = TrainingBatches(train_data, config.batch_size or 1, net.head.out_features, generator, config.augment)
     with (
         modes_kept(net),
         net.training_only(config.trainable, config.bandwidths),
@@ -155,18 +160,32 @@ def _seed(config: TrainConfig, overrides: Mapping[str, Any], generator: torch.Ge
     return generator.initial_seed()
 
 
-def _check(net: Classifier, valid_data: Any, config: TrainConfig) -> None:
+def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfig) -> None:
     """What would go wrong later goes wrong now, before anything is written."""
     if config.method == "sgd" and net.on_spheres:
         raise ConfigError("method 'sgd' is for ConvNets, and would leave the sphere; train a CKN with 'ulr' or 'sgo'")
-    needs_choice = config.method != "sgd" or config.final_head
+    images = size_of(train_data)
+    has_folds = config.folds if config.folds is not None else images is not None and images < FEW_IMAGES
+    needs_choice = not has_folds if config.method != "sgd" else config.final_head
     if valid_data is None and config.lam is None and not net.lam >= 0 and needs_choice:
         raise ConfigError(
-            "train chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam=..."
+            "train chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam=..., or folds=5 to "
+            "choose it by cross-validation"
         )
     for name in ("patience", "keep_best"):
         if valid_data is None and getattr(config, name):
             raise ConfigError(f"{name} needs validation data: pass valid_data")
+
+
+def _all_labels(data: Any) -> Tensor:
+    """The labels of all training images, where they are in memory."""
+    labels = getattr(data, "labels", data[1] if isinstance(data, (tuple, list)) and len(data) == 2 else None)
+    if labels is None:
+        raise ConfigError(
+            f"class_weights: 'balanced' needs all training labels at once, which {type(data).__name__} does not have; pass a "
+            "number for each class"
+        )
+    return torch.as_tensor(labels).long()
 
 
 def _built_in(config: TrainConfig, run: Run | None, progress: bool | None) -> list[Callback]:

@@ -19,6 +19,13 @@ enum Status { DONE, OUT_OF_MEMORY, UNKNOWN_KERNEL, TOO_WIDE };
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 
+/* Some numbers in a register. */
+typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+INLINE Vec load(const float *from) { return *(const Vec *)from; }
+INLINE void store(float *to, Vec value) { *(Vec *)to = value; }
+INLINE Vec spread(float x) { return Vec{x, x, x, x, x, x, x, x}; }
+
 INLINE void add(const float *__restrict from, float *__restrict to, long n) {
   SIMD for (long i = 0; i < n; i++) to[i] += from[i];
 }

@@ -5,15 +5,9 @@ times faster. Sums over images are made in parts whose number does not depend on
 
 #include "common.h"
 
-typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
 #define POSITIONS 12 /* sums that are kept in registers: of neighbouring positions, at most, */
 #define TAPS 9       /* or of numbers of a patch */
 #define SUMS 16      /* parts of the images, each with a sum for the gradient of the filters */
-
-INLINE Vec load(const float *from) { return *(const Vec *)from; }
-INLINE void store(float *to, Vec value) { *(Vec *)to = value; }
-INLINE Vec spread(float x) { return Vec{x, x, x, x, x, x, x, x}; }
 
 /* Images with zeros around them, and between their pixels if they are spread out by a stride. */
 struct Frame {

@@ -78,22 +78,31 @@ struct ArcCosine2 {
   }
 };
 
+/* A block of rows and vectors of a product; see below. */
+template <int rows, int vectors>
+INLINE void block(const float *a, long row, long column, const float *b, float *out, long k, long columns, bool add) {
+  Vec sums[rows][vectors];
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = add ? load(out + r * columns + v * LANES) : spread(0);
+  for (long j = 0; j < k; j++) {
+    Vec factors[vectors];
+    UNROLL for (int v = 0; v < vectors; v++) factors[v] = load(b + j * columns + v * LANES);
+    UNROLL for (int r = 0; r < rows; r++) {
+      const Vec factor = spread(a[r * row + j * column]);
+      UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = sums[r][v] + factor * factors[v];
+    }
+  }
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int v = 0; v < vectors; v++) store(out + r * columns + v * LANES, sums[r][v]);
+}
+
 /* out (m, columns) = a (m, k) b (k, columns), or added to it. a has any strides; m and columns are multiples of LANES. */
 INLINE void product(const float *a, long row, long column, const float *b, float *out, long m, long k, long columns, bool add) {
-  for (long i = 0; i < m; i += LANES)
-    for (long c = 0; c < columns; c += LANES) {
-      float sum[LANES][LANES] = {{0}};
-      for (long j = 0; j < k; j++)
-        UNROLL for (int r = 0; r < LANES; r++) {
-          float factor = a[(i + r) * row + j * column];
-          SIMD for (int l = 0; l < LANES; l++) sum[r][l] += factor * b[j * columns + c + l];
-        }
-      for (int r = 0; r < LANES; r++)
-        SIMD for (int l = 0; l < LANES; l++) {
-          float *to = out + (i + r) * columns + c + l;
-          *to = add ? *to + sum[r][l] : sum[r][l];
-        }
-    }
+  long c = 0;
+  for (; c + 2 * LANES <= columns; c += 2 * LANES) /* 8 sums, which fill the pipeline, and fewer loads than sums */
+    for (long i = 0; i < m; i += 4) block<4, 2>(a + i * row, row, column, b + c, out + i * columns + c, k, columns, add);
+  for (; c < columns; c += LANES)
+    for (long i = 0; i < m; i += LANES) block<LANES, 1>(a + i * row, row, column, b + c, out + i * columns + c, k, columns, add);
 }
 
 /* What a pass works on: maps of n images, and windows of positions that are averaged into one output. */
