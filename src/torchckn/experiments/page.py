@@ -66,7 +66,7 @@ def _clocks(results: Sequence[Result]) -> str:
     by_cpu = sum(result.clock == "cpu" for result in results)
     return (
         f"Times are CPU times of the process in {by_cpu} runs, which other programs on the machine hardly change, and wall-clock "
-        f"times in the {len(results) - by_cpu} older ones."
+        f"times in the other {len(results) - by_cpu}."
     )
 
 
