@@ -19,6 +19,7 @@ from ..choices import (
     HeadUpdate,
     Hessian,
     Loss,
+    PenaltySearch,
     Precision,
     PresetName,
     TrainingMethod,
@@ -107,6 +108,9 @@ class MethodOptions(Config):
         shapes_start=True,
     )
     momentum: float | None = option(None, "0.9 by default for ulr and sgd, else 0.", heading=TRAINING, ge=0, lt=1)
+    weight_decay: float = option(
+        0.0, "L2 penalty of all weights of a ConvNet but the classifier's.", heading=TRAINING, only_for="convnet", ge=0
+    )
     normalize: bool | None = option(
         None,
         "Scale each filter's gradient to unit norm; by default in ulr, as in the paper.",
@@ -192,9 +196,19 @@ class TrainConfig(MethodOptions):
         ge=1,
         shapes_start=True,
     )
+    penalty_search: PenaltySearch = option(
+        "path",
+        "L2 penalties that are tried: from large to small until the accuracy keeps falling (path), or all, as in the paper "
+        "(exhaustive).",
+        heading=CLASSIFIER,
+        shapes_start=True,
+    )
     final_head: bool = option(True, "Refit the classifier on all features at the end.", heading=CLASSIFIER)
     patches: int = option(
         10_000, "Patches per layer for the unsupervised filters.", heading=FILTERS, only_for="ckn", shapes_start=True, ge=1
+    )
+    restarts: int = option(
+        3, "Starts of k-means, of which the best is taken.", heading=FILTERS, only_for="ckn", shapes_start=True, ge=1
     )
     trainable: tuple[str, ...] | None = option(
         None, "Names of the layers to train; by default all that have filters to train.", heading=FILTERS, only_for="ckn"

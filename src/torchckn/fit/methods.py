@@ -68,7 +68,7 @@ class Method:
         if net.on_spheres:
             normalize = isinstance(self, ULR) if self.options.normalize is None else self.options.normalize
             return [SphereSGD(groups, lr=0.0, normalize=normalize, momentum=self.momentum)]
-        return [SGD(groups, lr=0.0, momentum=self.momentum)]
+        return [SGD(groups, lr=0.0, momentum=self.momentum, weight_decay=self.options.weight_decay)]
 
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
         """One step on a batch; an error, and nothing changed, if its objective is not finite.
