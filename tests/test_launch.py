@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchckn import ConfigError, launch, runs
+from torchckn import ConfigError, cli, launch, runs
 from torchckn.errors import LostProcessError
 from torchckn.storage import KIND, read_tensors
 
@@ -54,6 +54,18 @@ def difference(one: Path, other: Path) -> float:
 
 def train(run: Path, data: str | Path = "mnist-mini", steps: int = 4, *more: str) -> list[str]:
     return ["train", "lenet5", "--data", str(data), "--steps", str(steps), *OPTIONS, "--run", str(run), *more]
+
+
+@pytest.mark.parametrize("processes", [100_000, 2**64])
+def test_more_processes_than_a_machine_can_have_are_not_started(processes: int) -> None:
+    with pytest.raises(ConfigError, match=f"expected at most 8 for each of this machine's .* cores, got {processes}"):
+        launch.start(processes, ["train"], 0, "")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
+def test_a_time_to_wait_that_never_ends_is_refused(seconds: str) -> None:
+    with pytest.raises(ConfigError, match="--timeout expected from 1 to 1000000 seconds, got"):
+        cli.app(["train", "lenet1", "--timeout", seconds], standalone_mode=False)
 
 
 def workers(launcher: int) -> dict[int, int]:

@@ -193,11 +193,19 @@ def _is_of_communication(error: Exception) -> bool:
     )
 
 
+#: processes for each core; more are a slip of the pen, and would fill the memory
+_MOST_PER_CORE = 8
+
+
 def start(processes: int, arguments: Sequence[str], max_restarts: int, how_to_resume: str) -> None:
     """Run ``python -m torchckn ARGUMENTS`` in so many processes on this machine, until all of them are done.
 
     An error unless all of them succeed; what a process says about its own failure is not repeated.
     """
+    if processes > _MOST_PER_CORE * _cores():
+        raise ConfigError(
+            f"--processes expected at most {_MOST_PER_CORE} for each of this machine's {_cores()} cores, got {processes}"
+        )
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
