@@ -62,6 +62,15 @@ def test_more_processes_than_a_machine_can_have_are_not_started(processes: int) 
         launch.start(processes, ["train"], 0, "")
 
 
+@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE"])
+def test_an_environment_that_torchrun_does_not_make_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", variable: "many"}.items():
+        monkeypatch.setenv(name, value)
+    message = f"variable {variable} expected a number, as torchrun sets it, got 'many'; unset it"
+    with pytest.raises(ConfigError, match=message), launch.joined(10, ""):
+        pass
+
+
 @pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
 def test_a_time_to_wait_that_never_ends_is_refused(seconds: str) -> None:
     with pytest.raises(ConfigError, match="--timeout expected from 1 to 1000000 seconds, got"):
