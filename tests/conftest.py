@@ -20,11 +20,16 @@ from torchckn import data
 from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import ArcCosine, RBFSphere
 
+from . import forks
 from .training import mnist_mini
 
 # Deadlines measure the machine, not the code; a fixed seed makes a failure repeatable.
 settings.register_profile("torchckn", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("torchckn")
+
+
+def pytest_unconfigure() -> None:
+    forks.close()
 
 
 @pytest.fixture

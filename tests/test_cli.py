@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ from PIL import Image
 import torchckn
 from torchckn import building, cli, data, runs
 from torchckn.settings import Settings, settings_from
+
+from . import forks
 
 Result = tuple[int, str, str]
 
@@ -161,13 +164,18 @@ def test_translate_prints_the_table_and_writes_the_drawing(command: Callable[...
     assert "<table" in (tmp_path / "a.html").read_text()
 
 
-@pytest.mark.parametrize("options", [[], ["--why"], ["--kernel", "match", "--linear-kernel", "linear"]], ids=" ".join)
-@pytest.mark.parametrize("name", torchckn.zoo.names())
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, "") for name in torchckn.zoo.names()),
+        *((name, options) for name in ("lenet5", "resnet20", "mobilenetv2") for options in ("--why", "--kernel match")),
+    ],
+)
 def test_what_translate_prints_fits_80_columns(
-    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, name: str, options: list[str]
+    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, name: str, options: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = command("translate", name, "--filters", 8, *options)
+    _, out, _ = command("translate", name, "--filters", 8, *options.split())
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
 
@@ -226,12 +234,19 @@ def test_match_shows_each_activation_s_own_kernel(command: Callable[..., Result]
 
 
 def test_an_ascii_console_gets_the_tables_in_ascii(place: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from torchckn.cli import app
+        for line in ("translate lenet5 --filters 4", f"runs list {sys.argv[1]}", "zoo"):
+            app(line.split(), standalone_mode=False)
+        """
+    )
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
-    for arguments in (["translate", "lenet5", "--filters", "4"], ["runs", "list", str(place)], ["zoo"]):
-        script = "import sys; from torchckn.cli import main; sys.argv[0] = 'torchckn'; main()"
-        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, env=environment)
-        assert done.returncode == 0, done.stderr.decode()
-        assert done.stdout.decode("ascii")
+    done = subprocess.run([sys.executable, "-c", script, str(place)], capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr.decode()
+    shown = done.stdout.decode("ascii")
+    assert all(word in shown for word in ("conv1", "finished", "lenet5"))
 
 
 def test_runs_are_listed_and_shown_in_lines_that_fit_80_columns(
@@ -654,12 +669,10 @@ def test_a_finished_run_is_trained_further(command: Callable[..., Result], place
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_resume(place: Path, tmp_path: Path, number: int) -> None:
     small = f"train lenet1 --filters 4 --data {place}/digits.npz --batch-size 64 --patches 200 --lam 0.01 --steps 100000"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchckn", *small.split(), "--run", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True
-    )
+    process = forks.Popen(["-m", "torchckn", *small.split(), "--run", tmp_path / "run"])
     metrics = tmp_path / "run" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
-        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)

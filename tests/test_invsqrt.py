@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import torchckn
 from torchckn.errors import ConfigError, DataError, NumericalError
-from torchckn.nn.devices import choose_method
+from torchckn.nn.devices import choose_method, computes_wide
 from torchckn.nn.invsqrt import newton, newton_residual, precomputed_inverse_sqrt
 
 from . import oracles
@@ -29,6 +29,27 @@ def test_every_method_inverts_the_square_root(method: str, size: int, seed: int)
     torch.testing.assert_close(root @ matrix @ root, torch.eye(size, dtype=torch.float64), rtol=0, atol=1e-9)
     np.testing.assert_allclose(root, oracles.inverse_sqrt(matrix.numpy()), atol=1e-9)
     torch.testing.assert_close(root, root.mT)
+
+
+@given(size=st.integers(1, 8), seed=st.integers(0, 1000), log_distance=st.floats(-8, 2), log_floor=st.floats(-8, 0))
+def test_the_square_root_is_continuous_with_the_paper_s_bound(
+    size: int, seed: int, log_distance: float, log_floor: float
+) -> None:
+    a = positive_definite(size, seed, floor=10**log_floor)
+    b = a + 10**log_distance * positive_definite(size, seed + 1, floor=0.0)
+
+    def norm(matrix: torch.Tensor) -> float:
+        return float(torch.linalg.matrix_norm(matrix, 2))
+
+    roots = [matrix @ torchckn.inverse_sqrt(matrix, "eigh") for matrix in (a, b)]
+    # lemma "matrix_sqrt_cont": its proof gives |A^(1/2) - B^(1/2)| <= C |A - B|^(1/2) with C = (4 + 2) / pi; the best C is 1
+    assert norm(roots[0] - roots[1]) <= norm(a - b) ** 0.5 + 1e-7
+
+
+def test_near_singular_matrices_the_square_root_is_not_lipschitz() -> None:
+    small, twice = (size * torch.eye(2, dtype=torch.float64) for size in (1e-8, 2e-8))
+    change = twice @ torchckn.inverse_sqrt(twice) - small @ torchckn.inverse_sqrt(small)
+    assert float(change[0, 0]) == pytest.approx(1e-4 * (2**0.5 - 1)), "far more than the change of the matrix, 1e-8"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -144,9 +165,12 @@ def test_the_result_has_the_dtype_of_the_input() -> None:
         assert matrix.grad.dtype == dtype
 
 
-def test_auto_is_the_closed_form_on_a_cpu_and_newton_for_large_matrices_elsewhere() -> None:
-    assert choose_method(torch.device("cpu"), 512) == "eigh"
-    assert choose_method(torch.device("cuda"), 512) == "newton"
+def test_auto_is_the_closed_form_on_a_cpu_and_newton_elsewhere_in_float64_if_it_is_small() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert (choose_method(cpu), choose_method(cuda)) == ("eigh", "newton")
+    assert [computes_wide("newton", cuda, size) for size in (32, 33)] == [True, False]
+    assert computes_wide("eigh", cuda, 512)
+    assert not computes_wide("newton", cpu, 8)  # as the paper compares it
     matrix = positive_definite(4, 9)
     assert torch.equal(torchckn.inverse_sqrt(matrix), torchckn.inverse_sqrt(matrix, "eigh"))
 

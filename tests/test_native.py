@@ -6,7 +6,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,7 +18,10 @@ from torch import Tensor, nn
 from torchckn.errors import ConfigError, DataError
 from torchckn.kernels import ArcCosine, Kernel, RBFSphere
 from torchckn.nn import KernelConv2d, native
+from torchckn.nn.direct import Geometry, convolution, convolution_gradients, dense, patches_of
 from torchckn.nn.functional import kernel_conv2d
+
+from . import forks
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain layer is used and tested")
 
@@ -157,12 +159,13 @@ def test_windows_that_are_larger_than_the_map_are_an_error_and_nothing_worse() -
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
+    return forks.run(["-c", code], env=os.environ | environment)
 
 
 CODE = """
 import torch
 from torchckn.nn import KernelConv2d, native
+from torchckn.nn.direct import Geometry, convolution, convolution_gradients, dense, patches_of
 print(KernelConv2d(1, 8, 3)(torch.ones(1, 1, 5, 5)).shape, native.status())
 """
 
@@ -179,7 +182,7 @@ def test_a_compiler_that_fails_is_reported_and_not_fatal(tmp_path: Path) -> None
     compiler.chmod(0o755)
     done = run(CODE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "could not compile layer.cpp: internal error" in done.stdout
+    assert "could not compile its layer: internal error" in done.stdout
     required = run(CODE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path), TORCHCKN_NATIVE="require")
     assert "TORCHCKN_NATIVE=require expected code that can be compiled and loaded" in required.stderr
 
@@ -264,8 +267,8 @@ def test_where_nothing_can_be_kept_nothing_is_left(cache: Path, compiled: list[P
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("sleep 5", "did not compile layer.cpp within 0 s"),
-        ("printf '\\377' >&2; exit 1", "could not compile layer.cpp: \ufffd"),
+        ("sleep 5", "did not compile its layer within 0 s"),
+        ("printf '\\377' >&2; exit 1", "could not compile its layer: \ufffd"),
         ("true", "file too short"),
     ],
 )
@@ -297,3 +300,24 @@ def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_call_of_the_library_is_noticed() -> None:
     with pytest.raises(AssertionError):
         native.call("layer_forward", 99, None, (ctypes.c_long * 7)(0, 1, 1, 1, 1, 1, 1), None, None, None, None)
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (1, 1, 1), (2, 1, 1), (2, 0, 2), (1, 3, 1)])
+@pytest.mark.parametrize(("channels", "filters", "size"), [(1, 8, 5), (1, 24, 3), (8, 8, 3), (3, 16, 1), (5, 6, 3)])
+def test_convolutions_of_few_channels_equal_those_of_torch(
+    channels: int, filters: int, size: int, stride: int, padding: int, dilation: int, generator: torch.Generator
+) -> None:
+    geometry = Geometry((stride, stride), (padding, padding), (dilation, dilation))
+    x = torch.randn(3, channels, 17, 14, generator=generator, dtype=torch.float64)
+    weight = torch.randn(filters, channels, size, size, generator=generator, dtype=torch.float64)
+    out = torch.nn.functional.conv2d(x, weight, None, *geometry)
+    grad = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    expected = torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, False, (0, 0), 1, (True, True, False))
+    images, filters32, of_out = dense(x.float()), weight.float(), dense(grad.float())
+    patches = patches_of(images, (size, size), geometry)
+    of_x, of_weight = convolution_gradients(of_out, images, filters32, patches, (True, True))
+    assert of_x is not None
+    assert of_weight is not None
+    for ours, theirs in zip((convolution(images, filters32, patches), of_x, of_weight), (out, *expected), strict=False):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
+    assert convolution_gradients(of_out, images, filters32, patches, (False, False)) == (None, None)

@@ -503,8 +503,8 @@ def test_the_penalty_chart_has_what_was_tried_and_marks_what_was_chosen(runs: tu
     for line, key in zip(chart.series, ("start", "head"), strict=False):
         fit = read[0].result[key]
         assert sorted(2**x for x in line.x[0]) == pytest.approx(sorted(score["lam"] for score in fit["curve"]))
-        assert line.chosen is not None
-        assert line.x[0][line.chosen] == math.log2(fit["lam"])
+        assert line.marked is not None
+        assert line.x[0][line.marked] == math.log2(fit["lam"])
 
 
 def test_long_curves_are_averaged_and_short_ones_left_alone() -> None:

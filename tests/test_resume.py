@@ -7,8 +7,6 @@ import math
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -26,6 +24,7 @@ from torchckn.fit.callbacks import Callback, Record, Training
 from torchckn.fit.schedules import Search
 from torchckn.graph import Dense, Graph
 
+from . import forks
 from .training import OPTIONS, StopAfter, StopHereError, convnet, digits, dropping, network, trained
 
 
@@ -290,7 +289,7 @@ SCRIPT = textwrap.dedent(
 def script(tmp_path: Path, steps: int) -> list[str]:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.format(root=str(Path(__file__).parent.parent), steps=steps))
-    return [sys.executable, str(file)]
+    return [str(file)]
 
 
 def killed_at_random_moments(tmp_path: Path, times: int, steps: int) -> None:
@@ -298,7 +297,7 @@ def killed_at_random_moments(tmp_path: Path, times: int, steps: int) -> None:
     command = [*script(tmp_path, steps), str(tmp_path / "run"), str(tmp_path / "weights")]
     metrics, chance = tmp_path / "run" / "metrics.jsonl", random.Random(0)
     for _ in range(times):
-        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        process = forks.Popen(command)
         before = metrics.stat().st_size if metrics.exists() else 0
         enough = before + 100 * chance.randrange(steps // (times + 1))  # a step writes more than 100 bytes
         while not metrics.exists() or not before < metrics.stat().st_size > enough:
@@ -306,7 +305,7 @@ def killed_at_random_moments(tmp_path: Path, times: int, steps: int) -> None:
             time.sleep(0.003)
         process.kill()
         process.communicate()
-    subprocess.run(command, check=True, capture_output=True)
+    forks.run(command, check=True)
     found = torch.load(tmp_path / "weights")
     for name, value in expected.state_dict().items():
         assert torch.equal(found[name], value), name
@@ -314,7 +313,7 @@ def killed_at_random_moments(tmp_path: Path, times: int, steps: int) -> None:
 
 
 def test_a_killed_run_is_resumed_to_the_same_weights(tmp_path: Path) -> None:
-    killed_at_random_moments(tmp_path, times=2, steps=120)
+    killed_at_random_moments(tmp_path, times=2, steps=60)
 
 
 @pytest.mark.slow
@@ -324,10 +323,10 @@ def test_a_run_killed_twenty_times_is_resumed_to_the_same_weights(tmp_path: Path
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [*script(tmp_path, 5000), str(tmp_path / "run"), str(tmp_path / "weights")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = forks.Popen(command)
     metrics = tmp_path / "run" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
-        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, message = process.communicate(timeout=60)

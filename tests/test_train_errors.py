@@ -60,7 +60,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, what: s
 def test_what_else_is_refused() -> None:
     train_data, valid_data = digits()
     with pytest.raises(ConfigError, match="validation data.*lam"):
-        torchckn.train(network(), train_data, steps=1)
+        torchckn.train(network(), train_data, steps=1, folds=0)
     with pytest.raises(ConfigError, match=r"CKN .* or a torchckn.ScaledConvNet, got LeNet5"):
         torchckn.train(zoo.build("lenet5"), train_data, valid_data)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'sgd' is for ConvNets"):

@@ -30,7 +30,8 @@ DEEP = {"convnext-atto", "densenet", "efficientnet-b0", "mobilenetv2", "seresnet
 def network(name: str, chosen: bool = False) -> torchckn.CKN:
     """A network of the zoo, with the kernel that matches each activation or one that was chosen for all layers."""
     kernel = RBFSphere(0.6) if chosen else "match"
-    return translate(zoo.build(name, filters=128), None, kernel, linear_kernel=RBFSphere(0.6) if chosen else None)
+    filters = 16 if name in DEEP else 128  # deep networks have wide layers anyway: they concatenate and expand
+    return translate(zoo.build(name, filters=filters), None, kernel, linear_kernel=RBFSphere(0.6) if chosen else None)
 
 
 def report_of(name: str, chosen: bool = False) -> Report:

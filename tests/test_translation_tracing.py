@@ -92,3 +92,54 @@ def test_a_network_that_cannot_be_copied_says_so() -> None:
     net.cached = net[0](torch.zeros(1, 1, 8, 8))  # type: ignore[assignment]
     with pytest.raises(TranslationError, match="Sequential cannot be copied.*Detach tensors"):
         translate(net, (1, 8, 8))
+
+
+def test_control_flow_on_sizes_and_parameters_is_followed() -> None:
+    class Sizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.gate = conv(1, 4), conv(4, 4), nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor, **options: Any) -> Tensor:
+            x = self.a(x)
+            torch._assert(x.ndim == 4, "an image")
+            assert len(x) == 2
+            if x.shape[-1] > 7 and self.gate.sum() > 0 and x.is_floating_point():
+                x = F.relu(x)
+            for _ in range(x.size(2) // 8):
+                x = F.relu(self.b(x))
+            n, c, h, w = x.shape
+            small = F.interpolate(x, size=(int(h * 0.5), int(w * 0.5)))
+            x = torch.cat([x, F.interpolate(small, size=x.shape[-2:])], 1)
+            return sum(part.mT.mT for part in x.reshape(n, 2, c, h, w).unbind(1)).mean((2, 3))
+
+    ckn = translate(Sizes(), (1, 8, 8))
+    names = [node.name for node in ckn.graph.nodes]
+    assert names == ["a", "b", "interpolate", "interpolate_1", "add_1", "mean"]
+    assert len(translate(Sizes(), (1, 16, 16)).graph.nodes) == len(names) + 1
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda s, x: end(s.a(x) * s.a(x).max().item()), "'item' .*turns a feature map into numbers"),
+        (lambda s, x: end(s.a(x) * float(x.mean())), r"test_translation_tracing.py:\d+, .*depends on pixel values"),
+        (lambda s, x: end(x if (x > 0).all() else s.a(x)), r"test_translation_tracing.py:\d+, .*depends on pixel values"),
+        (lambda s, x: end(s.a(x)[: int(x.sum())]), r"test_translation_tracing.py:\d+, .*depends on pixel values"),
+    ],
+)
+def test_what_depends_on_pixels_is_refused_with_its_line(forward: Any, message: str) -> None:
+    with pytest.raises(TranslationError, match=message):
+        translate(Written(forward, a=conv()), (1, 8, 8))
+
+
+def test_an_error_of_the_network_s_own_is_reported_with_its_line() -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        if x.shape[-1] % 32:
+            raise ValueError("sides must be multiples of 32")
+        return end(s.a(x))
+
+    with pytest.raises(
+        TranslationError, match=r"shape \(1, 8, 8\): .*tracing.py:\d+, `raise .*multiples of 32.*input_shape"
+    ):
+        translate(Written(forward, a=conv()), (1, 8, 8))

@@ -46,7 +46,7 @@ def convnet() -> torchckn.ScaledConvNet:
     return net.initialize_(0.2, torch.Generator().manual_seed(1))
 
 
-OPTIONS: dict[str, Any] = {"batch_size": 64, "lambdas": [2.0**-6, 2.0**-12], "patches": 300}
+OPTIONS: dict[str, Any] = {"batch_size": 64, "lambdas": [2.0**-6, 2.0**-12], "patches": 300, "folds": 0}
 
 
 def trained(net: Any = None, seed: int = 0, **options: Any) -> tuple[Any, TrainResult]:

@@ -38,12 +38,12 @@ from .fit.config import TrainConfig as TrainConfig
 from .fit.features import evaluate as evaluate
 from .fit.filters import fit_filters as fit_filters
 from .fit.head import fit_head as fit_head
-from .fit.trainer import train as train
 from .graph import Graph as Graph
 from .network import CKN as CKN
 from .network import Classifier as Classifier
 from .network import FeatureScaling as FeatureScaling
 from .nn.invsqrt import inverse_sqrt as inverse_sqrt
+from .runs.trainer import train as train
 from .storage import load as load
 from .storage import save as save
 from .translation import translate as translate

@@ -209,7 +209,7 @@ def load_trained(path: str | os.PathLike[str], *, trust: bool = False) -> Traine
     if path.is_file():
         return _load_saved(path)
     config = runs.read_config(path)
-    model = path / "model" / "model.safetensors"
+    model = runs.model_file(path)
     if not model.exists():
         how = f"torchckn train --resume {path}" if "settings" in config else "torchckn.train(..., resume=True)"
         raise NotFittedError(f"the run in {path} is not finished; resume it: {how}")

@@ -26,22 +26,26 @@ Interpolation = Literal["nearest", "nearest-exact", "bilinear", "bicubic"]
 NormOver = Literal["position", "image"]
 
 # Data
+Augmentation = Literal["flip", "crop", "shift"]
 DataSetName = Literal["cifar10", "fashion-mnist", "mnist", "mnist-mini"]
 
 # Training
+Optimizer = Literal["sgd", "adamw"]
 TrainingMethod = Literal["ulr", "sgo", "sgo-ball", "sgd"]
 Loss = Literal["multinomial", "square"]
 Hessian = Literal["full", "diag", "cg", "auto"]
 HeadUpdate = Literal["exact", "reuse"]
+Precision = Literal["float32", "bfloat16", "float16"]
 PresetName = Literal["fast", "accurate"]
 PenaltySearch = Literal["path", "exhaustive"]
+ClassWeights = Literal["balanced"] | tuple[float, ...]
 Chunk = int | Literal["auto", "all"]
 
 # Experiments
-ScaleName = Literal["cpu", "paper"]
-Measure = Literal["train", "unsupervised", "gradient"]
-FigureKind = Literal["curves", "over-filters", "errors", "table"]
-Verdict = Literal["holds", "holds in part", "does not hold", "not run at this scale"]
+ScaleName = Literal["cpu", "long", "paper"]
+Measure = Literal["train", "unsupervised", "gradient", "few-labels"]
+LearnerName = Literal["ckn", "ckn-ulr", "convnet", "convnet-augmented", "svm", "hog-svm", "kmeans"]
+FigureKind = Literal["curves", "over-filters", "over-labels", "errors", "table"]
 
 
 def check_choice(what: str, value: object, choice: Any) -> None:

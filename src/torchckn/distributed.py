@@ -18,6 +18,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,16 +30,29 @@ from .errors import CKNError, ConfigError, DataError
 from .network import Classifier, of_this_process
 
 T = TypeVar("T")
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
 
 
 def world() -> int:
     """How many processes there are."""
+    if _alone.get():
+        return 1
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """Which of them this is, from 0."""
     return dist.get_rank() if world() > 1 else 0
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within this context this process is the only one: sums are over what it has."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def is_first() -> bool:
@@ -196,7 +210,7 @@ def code_digest() -> str:
     """A digest of torchckn's own source, and torch's version."""
     digest = hashlib.sha256(torch.__version__.encode())
     for file in sorted(Path(__file__).parent.rglob("*")):
-        if file.suffix in (".py", ".cpp"):
+        if file.suffix in (".py", ".cpp", ".h"):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

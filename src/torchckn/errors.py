@@ -63,6 +63,13 @@ class TranslationError(CKNError):
     """
 
 
+class ChanceWarning(UserWarning):
+    """A classifier is no better than always naming the largest class.
+
+    Remedy: check that labels and images belong together; fit the filters; train longer, or with a smaller learning rate.
+    """
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch or Python could not get memory; torch says so in words where it has no class of its own for it."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -114,7 +114,7 @@ class FeatureScaling(nn.Module):
         In this precision at least: half precision would overflow.
         """
         sums = values.sum(0, dtype=torch.promote_types(values.dtype, dtype))
-        both = self.total(torch.cat([sums.flatten(), sums.new_tensor([float(len(values))])]))
+        both = self.total(torch.cat([sums.flatten(), sums.new_full((1,), len(values))]))
         return both[:-1].view(sums.shape) / both[-1]
 
     def extra_repr(self) -> str:
@@ -344,6 +344,7 @@ class CKN(Classifier):
         #: what became of each operation of the ConvNet that this network was translated from, if it was
         self.report: Report | None = None
         self.layers = nn.ModuleDict()
+        self._last_use = {name: node.name for node in graph.nodes for name in node.inputs}
         #: nodes whose work is done inside the layer before them: linear pooling, which goes before a projection
         self.absorbed: dict[str, str] = {}
         for node in graph.nodes:
@@ -383,14 +384,13 @@ class CKN(Classifier):
     def run_nodes(self, values: dict[str, Tensor], start: int = 0, stop: int | None = None) -> None:
         """Compute the nodes from ``start`` to before ``stop``, in place: ``values`` has the outputs that they need, by name,
         and afterwards those that later nodes need."""
-        last_use = {name: node.name for node in self.graph.nodes for name in node.inputs}
         for node in self.graph.nodes[start:stop]:
             inputs = [values[name] for name in node.inputs]
             values[node.name] = inputs[0] if node.name in self.absorbed else self.layers[node.name](*inputs)
             if not torch.compiler.is_compiling() and checking_layers():
                 check_finite(values[node.name], f"what follows layer {node.name!r}")
             for name in node.inputs:
-                if last_use[name] == node.name:
+                if self._last_use[name] == node.name:
                     values.pop(name, None)  # free it as early as possible
 
     def kernel_layers(self) -> dict[str, KernelLayer]:

@@ -11,6 +11,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from .choices import Centering, Kind, RootBlock
 from .config import Config, metadata_of, option
 from .errors import ConfigError, unknown_name
@@ -77,7 +79,7 @@ class Settings(Config):
         gt=0,
     )
     device: str = option("auto", "Where to train: auto (a CUDA GPU if there is one), cpu, cuda, cuda:1.", heading=NETWORK)
-    training: TrainConfig = TrainConfig()
+    training: TrainConfig = Field(default_factory=TrainConfig)
 
     @property
     def method(self) -> str:
@@ -101,11 +103,11 @@ class Settings(Config):
 
 
 def settings_from(values: dict[str, Any], source: str) -> Settings:
-    """Settings from options side by side, or an error that names the option, what was expected, and the nearest known name."""
-    known = Settings.all_options()
+    """Settings from options side by side, or an error that names the option, what was expected, and the nearest name."""
+    options = Settings.all_options()
     for name in values:
-        if name not in known:
-            raise ConfigError(f"{source}: {unknown_name('option', name, known)}")
+        if name not in options:
+            raise ConfigError(f"{source}: {unknown_name('option', name, options)}")
     training = {name: value for name, value in values.items() if name in TrainConfig.model_fields}
     own = {name: value for name, value in values.items() if name not in training}
     try:

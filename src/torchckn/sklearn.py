@@ -28,11 +28,11 @@ from .errors import DataError, unknown_name
 from .fit.classifier import fit_classifier
 from .fit.features import extract_features
 from .fit.filters import fit_filters
-from .fit.trainer import train
 from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
 from .graph.preprocessing import Preprocessing
 from .kernels import RBFSphere
 from .network import CKN
+from .runs import train
 
 
 class _CKNEstimator(BaseEstimator):  # type: ignore[misc]

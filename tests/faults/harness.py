@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from .. import forks
 
 ROOT = Path(__file__).parent.parent.parent
 MEMORY = 3 * 2**30
@@ -27,17 +26,10 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def limit_memory() -> None:
-    """Let this process have 3 GB, and no more."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-
-
 def in_a_process(module: str, *arguments: object) -> list[tuple[str, str]]:
     """Run ``tests.faults.<module>``, and give what :func:`try_all` printed there: faults and outcomes."""
-    command = [sys.executable, "-m", f"tests.faults.{module}", *map(str, arguments)]
-    done = subprocess.run(
-        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=HANGING, preexec_fn=limit_memory
-    )
+    command = ["-m", f"tests.faults.{module}", *arguments]
+    done = forks.run(command, env=environment(), cwd=ROOT, timeout=HANGING, memory=MEMORY)
     outcomes = [(fault, outcome) for fault, outcome in map(json.loads, done.stdout.splitlines())]
     assert done.returncode == 0, f"ended with {done.returncode} after {outcomes[-1:]}: {done.stderr[-3000:]}"
     return outcomes

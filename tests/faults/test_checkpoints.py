@@ -9,6 +9,6 @@ import pytest
 from .harness import in_a_process, require_none_failed
 
 
-@pytest.mark.parametrize("count", [45, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_leads_to_the_same_weights_or_to_a_message(tmp_path: Path, count: int) -> None:
     require_none_failed("checkpoints", in_a_process("checkpoints", tmp_path, count), count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from torchckn import runs
 
+from .. import forks
 from .harness import HANGING, environment
 from .test_kills import STEPS, content, finished, go_on, require_same, start
 
@@ -46,8 +46,7 @@ main()
 def run_program(folder: Path, text: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     file = folder / "program.py"
     file.write_text(text)
-    command = [sys.executable, str(file), *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANGING)
+    return forks.run([file, *arguments], env=environment(), timeout=HANGING)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def fill(place: Path, leave: int) -> Path:
     return ballast
 
 
-@pytest.mark.parametrize("leave", [0, 8 * 2**10, 60 * 2**10])
+@pytest.mark.parametrize("leave", [0, 60 * 2**10, pytest.param(8 * 2**10, marks=pytest.mark.slow)])
 def test_a_disk_that_is_full_to_the_last_byte_loses_nothing(
     full_disk: Path, few_digits: Path, expected: Path, leave: int
 ) -> None:

@@ -107,10 +107,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     checkpoint = runs.read_checkpoint(tmp_path / "run")
     assert checkpoint is not None
     tensors, facts = checkpoint
-    path = tmp_path / "run" / "checkpoint" / "last.safetensors"
 
     def resume_from(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
-        runs.write_tensors(path, "checkpoint", facts, tensors)
+        runs.write_checkpoint(tmp_path / "run", tensors, facts)
         trained(run_dir=tmp_path / "run", resume=True, keep_best=True)
 
     for wrong in ({"scale": "x"}, {"step": 10**6}, {"start": 3}, {"lr": [1]}):

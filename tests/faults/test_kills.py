@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 from torchckn import runs
 from torchckn.storage import KIND, read_tensors
 
+from .. import forks
 from .harness import HANGING, environment
 
 STEPS = 4
@@ -39,16 +38,20 @@ def go_on(folder: Path, digits: Path, steps: int = STEPS) -> list[str]:
     )
 
 
-def process(arguments: list[str], kill_at: int | None = None) -> subprocess.Popen[str]:
+def process(arguments: list[str], kill_at: int | None = None, fresh: bool = False) -> forks.Popen | subprocess.Popen[str]:
+    """A command in a fork, which starts at once, or in a fresh process of Python."""
     module = ["torchckn"] if kill_at is None else ["tests.faults.killing", str(kill_at)]
-    command = [sys.executable, "-m", *module, *arguments]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = ["-m", *module, *arguments]
+    if not fresh:
+        return forks.Popen(command, env=environment())
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *command], env=environment(), stdout=pipe, stderr=pipe, text=True)
 
 
-def finished(arguments: list[str], kill_at: int | None = None) -> tuple[int, str, str]:
-    running = process(arguments, kill_at)
+def finished(arguments: list[str], kill_at: int | None = None, fresh: bool = False) -> tuple[int, str, str]:
+    running = process(arguments, kill_at, fresh)
     out, err = running.communicate(timeout=HANGING)
-    return running.returncode, out, err
+    return running.wait(), out, err
 
 
 def content(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
@@ -80,23 +83,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> t
     return content(folder / "run"), writes, int(out.split()[-1])
 
 
-@pytest.fixture(scope="module")
-def finisher() -> Iterator[subprocess.Popen[str]]:
-    """A process that finishes runs which others have begun."""
-    command = [sys.executable, "-m", "tests.faults.finishing"]
-    with subprocess.Popen(
-        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as running:
-        yield running
-        assert running.stdin is not None
-        running.stdin.close()
-
-
 class Kills:
-    """Runs that are killed in processes of their own; after each kill, a copy of the run is finished and compared."""
+    """Runs that are killed in processes of their own, ``fresh`` ones or forks; after each kill, a copy of the run is
+    finished and compared."""
 
-    def __init__(self, folder: Path, digits: Path, finisher: subprocess.Popen[str]) -> None:
-        self.folder, self.digits, self.finisher = folder, digits, finisher
+    def __init__(self, folder: Path, digits: Path, fresh: bool = False) -> None:
+        self.folder, self.digits, self.fresh = folder, digits, fresh
         self.kills = self.equal = 0
 
     def killed(self, run: Path, expected: Any, steps: int = STEPS) -> None:
@@ -105,10 +97,8 @@ class Kills:
         copy = self.folder / f"finished-{self.kills}"
         if run.exists():
             shutil.copytree(run, copy)
-        assert self.finisher.stdin is not None
-        assert self.finisher.stdout is not None
-        self.finisher.stdin.write(json.dumps(go_on(copy, self.digits, steps)) + "\n")
-        assert json.loads(self.finisher.stdout.readline()) == 0, (self.kills, run.name)
+        status, _, err = finished(go_on(copy, self.digits, steps))
+        assert status == 0, (self.kills, run.name, err)
         require_same(copy, expected)
         shutil.rmtree(copy)
         self.equal += 1
@@ -119,10 +109,10 @@ class Kills:
         expected = undisturbed[0]
         for first, second in points:
             run = self.folder / f"run-{first}-{second}"
-            status, _, err = finished(start(run, self.digits), kill_at=first)
+            status, _, err = finished(start(run, self.digits), kill_at=first, fresh=self.fresh)
             assert status == -signal.SIGKILL, (first, err)
             self.killed(run, expected)
-            status, _, err = finished(go_on(run, self.digits), kill_at=second)
+            status, _, err = finished(go_on(run, self.digits), kill_at=second, fresh=self.fresh)
             assert status in (0, -signal.SIGKILL), (first, second, err)
             if status:
                 self.killed(run, expected)
@@ -134,10 +124,10 @@ class Kills:
         """Kill a run again and again at random moments, until there were so many kills in all."""
         chance, run = random.Random(seed), self.folder / "random"
         clock = time.monotonic()
-        assert finished(start(self.folder / "undisturbed", self.digits, steps))[0] == 0
+        assert finished(start(self.folder / "undisturbed", self.digits, steps), fresh=self.fresh)[0] == 0
         seconds, expected = time.monotonic() - clock, content(self.folder / "undisturbed")
         while self.kills < until:
-            running = process(go_on(run, self.digits, steps))
+            running = process(go_on(run, self.digits, steps), fresh=self.fresh)
             try:
                 _, err = running.communicate(timeout=seconds * chance.uniform(0.3, 1.0))
                 assert running.returncode == 0, err
@@ -153,10 +143,10 @@ class Kills:
 
 
 def test_a_run_killed_at_some_of_its_writes_is_resumed_to_the_same_result(
-    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int], finisher: subprocess.Popen[str]
+    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int]
 ) -> None:
     _, writes, later = undisturbed
-    kills = Kills(tmp_path, few_digits, finisher)
+    kills = Kills(tmp_path, few_digits)
     kills.at_writes(undisturbed, [(n, 1 + n % later) for n in random.Random(0).sample(range(1, writes + 1), 3)])
     print(f"FAULTS kills at writes, a sample: {kills}")
 
@@ -164,10 +154,10 @@ def test_a_run_killed_at_some_of_its_writes_is_resumed_to_the_same_result(
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_run_killed_at_every_write_is_resumed_to_the_same_result(
-    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int], finisher: subprocess.Popen[str], part: int
+    tmp_path: Path, few_digits: Path, undisturbed: tuple[Any, int, int], part: int
 ) -> None:
     _, writes, later = undisturbed
-    kills = Kills(tmp_path, few_digits, finisher)
+    kills = Kills(tmp_path, few_digits, fresh=True)
     kills.at_writes(undisturbed, [(n, 1 + (7 * n) % later) for n in range(1 + part, writes + 1, PARTS)])
     print(f"FAULTS kills at every write, part {part + 1} of {PARTS}: {writes} writes in all, {kills}")
     assert kills.kills == kills.equal >= writes // PARTS
@@ -175,16 +165,14 @@ def test_a_run_killed_at_every_write_is_resumed_to_the_same_result(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_run_killed_at_random_moments_is_resumed_to_the_same_result(
-    tmp_path: Path, few_digits: Path, finisher: subprocess.Popen[str], part: int
-) -> None:
-    kills = Kills(tmp_path, few_digits, finisher)
+def test_a_run_killed_at_random_moments_is_resumed_to_the_same_result(tmp_path: Path, few_digits: Path, part: int) -> None:
+    kills = Kills(tmp_path, few_digits, fresh=True)
     kills.at_random(RANDOM_KILLS // PARTS, steps=40, seed=part)
     print(f"FAULTS kills at random moments, part {part + 1} of {PARTS}: {kills}")
     assert (kills.kills, kills.equal) == (RANDOM_KILLS // PARTS, RANDOM_KILLS // PARTS)
 
 
-def wait_for_lines(file: Path, lines: int, running: subprocess.Popen[str]) -> None:
+def wait_for_lines(file: Path, lines: int, running: forks.Popen | subprocess.Popen[str]) -> None:
     while not file.exists() or len(file.read_bytes().splitlines()) < lines:
         assert running.poll() is None, running.communicate()
         time.sleep(0.005)
@@ -222,9 +210,7 @@ def test_ctrl_c_during_the_final_fit_says_where_it_stands(tmp_path: Path, few_di
         "from torchckn.cli import main\n"
         "main()\n"
     )
-    command = [sys.executable, str(script), *start(run, few_digits)]
-    running = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout is not None
+    running = forks.Popen([script, *start(run, few_digits)], env=environment())
     assert running.stdout.readline() == "now\n"
     running.send_signal(signal.SIGINT)
     _, message = running.communicate(timeout=HANGING)

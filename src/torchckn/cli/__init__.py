@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import CKNError, ConfigError, Interrupted, is_out_of_memory
+from ..memory import keep_freed_memory
 from .data import data_app
 from .experiments import reproduce
 from .networks import bench, translate, zoo
@@ -40,6 +41,7 @@ def main() -> None:
     """Run the command: status 0 if it did what it should, 1 if it failed, 2 for wrong arguments, 130 after Ctrl-C."""
     if not _is_first():  # one of several processes: the first one shows what there is to show
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    keep_freed_memory()
     try:
         with_plain_types(typer.main.get_command(app))()
     except Interrupted as stop:

@@ -23,9 +23,15 @@ def reproduce(
         typer.Argument(help="An experiment, or a .toml file of your own; without one, and without --all, they are listed."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
-    scale: Annotated[str, typer.Option(help="cpu: sized for two cores; paper: the whole protocol.")] = "cpu",
+    scale: Annotated[
+        str,
+        typer.Option(help="cpu: hours on two cores; long: the same trained to the end, in days; paper: the whole protocol."),
+    ] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each cell; the experiment's own by default.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells that run in parallel, sharing the cores.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each cell; by default the cores shared among jobs.")
+    ] = None,
     draw: Annotated[bool, typer.Option("--draw", help="Run nothing; write the page from existing results.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
     page: Annotated[Path | None, typer.Option(help="The page to write; results-SCALE.md in the folder by default.")] = None,
@@ -46,11 +52,12 @@ def reproduce(
         raise ConfigError(f"--scale expected {' or '.join(SCALES)}, got {scale!r}")
     if name is not None and everything:
         raise ConfigError("expected the name of an experiment or --all, got both")
-    chosen = [experiment(name)] if name is not None else list(experiments().values())
+    at_scale = [one for one in experiments().values() if scale in one.scale]
+    selected = [experiment(name)] if name is not None else at_scale
     if name is None and not everything and not draw:
-        _list(chosen, scale, seeds, output, as_json)
+        _list(selected, scale, seeds, output, as_json)
         return
-    cells = [cell for one in chosen for cell in one.cells(scale, seeds)]
+    cells = [cell for one in selected for cell in one.cells(scale, seeds)]
     for cell in cells:
         cell.check()  # mistakes in a spec are found before anything is run
     if draw and not (output / "results" / scale).is_dir():
@@ -58,8 +65,8 @@ def reproduce(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
         )
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
-    failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json).failed
-    shown = experiments() | {one.name: one for one in chosen}
+    failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json, threads).failed
+    shown = {one.name: one for one in [*at_scale, *selected]}
     written = write_page(output, scale, page or output / f"results-{scale}.md", list(shown.values()))
     if as_json:
         print_json({"page": str(written), "cells": len(cells), "failed": failed})
@@ -72,11 +79,11 @@ def reproduce(
         )
 
 
-def _list(chosen: list[Experiment], scale: ScaleName, seeds: int | None, output: Path, as_json: bool) -> None:
+def _list(selected: list[Experiment], scale: ScaleName, seeds: int | None, output: Path, as_json: bool) -> None:
     from ..experiments.results import is_finished
 
     rows = []
-    for one in chosen:
+    for one in selected:
         cells = one.cells(scale, seeds)
         done = sum(is_finished(output, cell) for cell in cells)
         rows.append({"name": one.name, "title": one.title, "cells": len(cells), "done": done})

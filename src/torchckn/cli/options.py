@@ -80,8 +80,8 @@ def settings_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
 
     The command gets them as one dictionary ``given``, with only what was given on the command line.
     """
-    known = Settings.all_options()
-    fields = {name: known[name] for name in (names or known) if name != "network"}
+    options = Settings.all_options()
+    fields = {name: options[name] for name in (names or options) if name != "network"}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]

@@ -15,7 +15,7 @@ import typer
 from ..choices import PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
-from ..fit.config import PRESETS, TrainConfig
+from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
 from ..settings import Settings, read_settings, settings_from
 from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
 
@@ -119,7 +119,6 @@ def _train(
     from ..distributed import from_first, is_first
     from ..files import check_parent
     from ..fit import TensorBoard
-    from ..fit import train as fit
     from ..launch import is_restarted
 
     settings = from_first(lambda: _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given))
@@ -137,7 +136,7 @@ def _train(
     with _folder(resume or run, settings) as folder, _resumable(folder):
         show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
         log = Path(f"{os.path.abspath(folder)}-tensorboard")  # beside the run, whatever it is called: . has no name
-        result = fit(
+        result = runs.train(
             net,
             images.train,
             images.valid,
@@ -194,11 +193,13 @@ def _asked_for(network: str | None, preset: str | None, config: Path | None, giv
 
 
 def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
-    """The options of a preset; without its steps if epochs are asked for."""
+    """The options of a preset; without its steps if epochs are asked for. Networks of the zoo get its filters per layer."""
     if name is None:
         return {}
     check_choice("preset", name, PresetName)
-    return {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
+    options = {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
+    is_own = ":" in str(values.get("network", ""))
+    return options if is_own else options | {"filters": PRESET_FILTERS}
 
 
 def _resolved(network: str) -> str:
@@ -250,7 +251,7 @@ def _folder(given: Path | None, settings: Settings) -> Iterator[Path]:
         yield given
         return
     if is_restarted():
-        raise ConfigError("--max-restarts needs --run: a process that starts again has to find the run that it was in")
+        raise ConfigError("--max-restarts needs -o RUN: a process that starts again has to find the run that it was in")
     if not is_first():
         yield from_first(Path)
         return

@@ -2,7 +2,7 @@
 
 ``sets.py`` has what a data set is, ``sources.py`` downloads and checks the public ones (``originals.py`` reads their files),
 ``own.py`` and ``npz.py`` read your own images, ``streams.py`` those that do not fit into memory, ``batches.py`` iterates over
-data in any form. Preprocessing is in
+data in any form, ``augmentation.py`` mirrors, crops and shifts training images. Preprocessing is in
 :mod:`torchckn.graph.preprocessing`: it is part of a network.
 
 Example:
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, DataError, unknown_name
 from ..graph.preprocessing import Preprocessing
+from .augmentation import augment
 from .batches import batches, size_of
 from .limits import shown
 from .npz import load_npz
@@ -33,6 +34,7 @@ __all__ = [
     "LazyPart",
     "Part",
     "Preprocessing",
+    "augment",
     "batches",
     "data_folder",
     "fetch",

@@ -93,20 +93,20 @@ def read_cifar_binary(folder: Path) -> Originals | None:
     archive = folder / "cifar-10-binary.tar.gz"
     if not archive.is_file():
         return None
-    found: dict[str, bytes] = {}
+    members: dict[str, bytes] = {}
     try:
         with tarfile.open(archive) as content:
             for member in content:
                 name = member.name.rsplit("/", 1)[-1]
                 file = content.extractfile(member) if member.isreg() and name in (*train, *test) else None
                 if file is not None:
-                    found[name] = _limited(archive / name, file)
+                    members[name] = _limited(archive / name, file)
     except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
         raise DataError(f"{archive} is truncated or damaged ({_reason(error)})") from error
-    missing = [name for name in (*train, *test) if name not in found]
+    missing = [name for name in (*train, *test) if name not in members]
     if missing:
         raise DataError(f"{archive} expected files {', '.join((*train, *test))}; {', '.join(missing)} is not in it")
-    return _cifar_arrays(*([(archive / name, found[name]) for name in names] for names in (train, test)))
+    return _cifar_arrays(*([(archive / name, members[name]) for name in names] for names in (train, test)))
 
 
 def _cifar_arrays(train: Iterable[tuple[Path, bytes]], test: Iterable[tuple[Path, bytes]]) -> Originals:
@@ -144,10 +144,10 @@ def read_cifar_pictures(folder: Path) -> Originals:
 
 def read_idx_package(folder: Path) -> Originals:
     """The npm package with MNIST's files."""
-    found = read_idx(folder / "data")
-    if found is None:
+    arrays = read_idx(folder / "data")
+    if arrays is None:
         raise DataError("the package does not have the files it should have")
-    return found
+    return arrays
 
 
 def _read(file: Path) -> bytes:

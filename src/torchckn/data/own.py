@@ -68,15 +68,15 @@ def image_files_by_part(folder: Path) -> tuple[list[str], dict[str, dict[Path, i
 def _part_folders(folder: Path) -> dict[str, Path]:
     """The folders of the training, validation and test images; if there are no such folders, all images are for training."""
     folders = {place.name.lower(): place for place in _subfolders(folder)}
-    known = [name for name in ("train", *VALIDATION, "test") if name in folders]
-    if len(known) < 2 and list(folders) != ["train"]:
+    parts = [name for name in ("train", *VALIDATION, "test") if name in folders]
+    if len(parts) < 2 and list(folders) != ["train"]:
         return {"train": folder}  # a class may well be called train or test
-    if "train" not in known or len(known) < len(folders) or len({*known} & {*VALIDATION}) > 1:
+    if "train" not in parts or len(parts) < len(folders) or len({*parts} & {*VALIDATION}) > 1:
         raise DataError(
             f"{shown(folder)} expected sub-folders train, test and one of {', '.join(VALIDATION)}, or one for each class, got "
             f"{', '.join(shown(place.name) for place in folders.values())}; move or rename the others"
         )
-    return {"valid" if name in VALIDATION else name: folders[name] for name in known}
+    return {"valid" if name in VALIDATION else name: folders[name] for name in parts}
 
 
 def _subfolders(folder: Path) -> list[Path]:

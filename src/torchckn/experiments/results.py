@@ -31,6 +31,8 @@ class Result:
     extras: dict[str, Any]
     seconds: float
     environment: dict[str, Any]
+    clock: str = "wall"
+    """whether times are CPU time (``"cpu"``) or wall-clock time"""
     copied_from: str | None = None
     """the name of a cell of another experiment that measures the very same"""
 
@@ -63,7 +65,7 @@ def start_settings(settings: Settings) -> dict[str, Any]:
 
 def identity(settings: Settings, extras: dict[str, Any], measure: str) -> dict[str, Any]:
     """What a result depends on, whatever it is called: two cells of the same identity give the same result."""
-    unused = {"budget"}
+    unused = {"budget", "refit"}  # names of what other settings do
     if settings.training.lr is not None or measure != "train":
         unused |= {"lrs", "trial_steps"}
     plain = {key: value for key, value in extras.items() if key not in unused and value != "none"}

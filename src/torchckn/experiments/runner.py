@@ -33,9 +33,14 @@ class Outcome:
 
 
 def run_cells(
-    cells: Sequence[Cell], folder: Path, jobs: int = 1, data_dir: Path | None = None, quiet: bool = False
+    cells: Sequence[Cell],
+    folder: Path,
+    jobs: int = 1,
+    data_dir: Path | None = None,
+    quiet: bool = False,
+    threads: int | None = None,
 ) -> Outcome:
-    """Run what is not done yet, ``jobs`` cells at a time, the cores shared among them.
+    """Run what is not done yet, ``jobs`` cells at a time, the cores shared among them unless ``threads`` says how many each has.
 
     One process with all cores leaves some of them waiting much of the time, for these networks are small: on two cores, two jobs
     of one thread each get through more.
@@ -45,7 +50,8 @@ def run_cells(
     console = Console(quiet=quiet, markup=False, highlight=False, soft_wrap=True)
     left = [cell for cell in cells if not is_finished(folder, cell)]
     console.print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before; {what_is_left(left, folder, jobs)}")
-    outcome, running, began = Outcome(), _Running(folder, max(1, (os.cpu_count() or 1) // jobs), data_dir), time.monotonic()
+    threads = threads or max(1, (os.cpu_count() or 1) // jobs)
+    outcome, running, began = Outcome(), _Running(folder, threads, data_dir), time.monotonic()
     try:
         while left or running.processes:
             while left and len(running.processes) < jobs:
@@ -142,16 +148,16 @@ def what_is_left(cells: Sequence[Cell], folder: Path, jobs: int) -> str:
     """How many cells, and how long they will take, judging by those that are done."""
     if not cells:
         return "nothing is left"
-    known = read_results(folder, cells[0].scale)
-    if not known.all:
+    results = read_results(folder, cells[0].scale)
+    if not results.all:
         return f"{len(cells)} left"
-    minutes = sum(_likely_seconds(cell, known) for cell in cells) / jobs / 60
+    minutes = sum(_likely_seconds(cell, results) for cell in cells) / jobs / 60
     return (
         f"{len(cells)} left, about {minutes:.0f} min" if minutes < 90 else f"{len(cells)} left, about {minutes / 60:.1f} h"
     )
 
 
-def _likely_seconds(cell: Cell, known: Results) -> float:
+def _likely_seconds(cell: Cell, results: Results) -> float:
     """Of the same cell with other seeds, or of its experiment, or of all."""
-    alike = known.of(cell.experiment, **cell.variables) or known.of(cell.experiment) or list(known.all)
+    alike = results.of(cell.experiment, **cell.variables) or results.of(cell.experiment) or list(results.all)
     return sum(result.seconds for result in alike) / len(alike)

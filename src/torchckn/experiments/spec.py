@@ -12,17 +12,17 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from ..choices import FigureKind, Measure, ScaleName
+from ..choices import FigureKind, LearnerName, Measure, ScaleName
 from ..config import Config
 from ..errors import ConfigError, unknown_name
 from ..settings import Settings, read_settings, settings_from
 
 Model = TypeVar("Model", bound=Config)
-SCALES: tuple[ScaleName, ...] = ("cpu", "paper")
+SCALES: tuple[ScaleName, ...] = ("cpu", "long", "paper")
 
 
 class Rule(Config):
@@ -44,6 +44,8 @@ class Scale(Config):
     preset: str | None = None
     grid: dict[str, list[Any]] = Field({})
     seeds: int = Field(1, ge=1)
+    first_seed: int = Field(0, ge=0)
+    """seeds that a protocol was chosen with are no test of it"""
     rules: list[Rule] = Field([])
 
 
@@ -84,6 +86,10 @@ class Experiment(Config):
             raise ValueError("figure: the kind 'errors' is for the measure 'gradient', and that measure for this kind only")
         if drawn.kind in ("errors", "over-filters") and "filters" not in self.grid:
             raise ValueError(f"figure: the kind {drawn.kind!r} needs filters in grid")
+        if (drawn.kind == "over-labels") != (self.measure == "few-labels"):
+            raise ValueError(
+                "figure: the kind 'over-labels' is for the measure 'few-labels', and that measure for this kind only"
+            )
         if drawn.beside and "experiment" not in drawn.beside:
             raise ValueError("figure.beside: expected an experiment's name, as experiment = ...")
         for name, values in (pair for grid in grids for pair in grid.items()):
@@ -97,13 +103,13 @@ class Experiment(Config):
         """All cells, the first seed of each first, so that first results come early."""
         if scale not in self.scale:
             raise ConfigError(f"{self.name} has no scale {scale!r}; it has {', '.join(self.scale)}")
-        chosen = self.scale[scale]
-        common = preset(chosen.preset).rules if chosen.preset else []
-        rules = [*common, *self.rules, *chosen.rules]
-        grid = self.grid | chosen.grid
+        at_scale = self.scale[scale]
+        common = preset(at_scale.preset).rules if at_scale.preset else []
+        rules = [*common, *self.rules, *at_scale.rules]
+        grid = self.grid | at_scale.grid
         for name in (name for rule in rules for name in (*rule.match, *rule.settings)):
             _require_known(name, self.name)
-        found = []
+        cells = []
         for values in itertools.product(*grid.values()):
             variables = dict(zip(grid, values, strict=True))
             fitting = [rule for rule in rules if rule.fits({"kind": "ckn"} | variables)]
@@ -113,13 +119,14 @@ class Experiment(Config):
             for rule in fitting:
                 given |= rule.settings
             own = [rule.seeds for rule in fitting if rule.seeds is not None]
-            count = seeds or (own[-1] if own else chosen.seeds)
-            found += [Cell(self.name, scale, self.measure, variables, given, seed) for seed in range(count)]
-        names = [cell.name for cell in found]
+            count = seeds or (own[-1] if own else at_scale.seeds)
+            numbers = range(at_scale.first_seed, at_scale.first_seed + count)
+            cells += [Cell(self.name, scale, self.measure, variables, given, seed) for seed in numbers]
+        names = [cell.name for cell in cells]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(f"{self.name} has two cells of the name {twice}; no value may occur twice in its grid")
-        return sorted(found, key=lambda cell: cell.seed)
+        return sorted(cells, key=lambda cell: cell.seed)
 
 
 @dataclass(frozen=True)
@@ -146,20 +153,29 @@ class Cell:
             raise ConfigError(f"{self.name}: lrs needs trial_steps as well, the steps of each trial")
         if self.measure == "gradient" and "gradient" not in self.extras:
             raise ConfigError(f"{self.name}: the measure 'gradient' needs gradient = {{ images, directions, methods }}")
+        if self.measure == "few-labels":
+            self._check_labels()
+
+    def _check_labels(self) -> None:
+        learner, counts = self.extras.get("learner"), self.extras.get("label_counts")
+        if learner not in get_args(LearnerName):
+            raise unknown_name(f"learner of {self.name}", learner, get_args(LearnerName))
+        if not isinstance(counts, list) or not counts or counts != sorted({int(count) for count in counts if count > 0}):
+            raise ConfigError(f"{self.name}: label_counts expected growing numbers of labels, got {counts!r}")
 
     @property
     def settings(self) -> Settings:
         for name in self.variables:
             _require_known(name, self.experiment)
-        known = {key: value for key, value in self._all.items() if key in Settings.all_options()}
-        options = known.get("options", {}) | {k[8:]: v for k, v in self._all.items() if k.startswith("options.")}
-        return settings_from(known | {"options": options, "seed": self.seed}, self.name)
+        of_settings = {key: value for key, value in self._all.items() if key in Settings.all_options()}
+        options = of_settings.get("options", {}) | {k[8:]: v for k, v in self._all.items() if k.startswith("options.")}
+        return settings_from(of_settings | {"options": options, "seed": self.seed}, self.name)
 
     @property
     def extras(self) -> dict[str, Any]:
         """What is not a setting of training: parameters of the measure."""
-        known = Settings.all_options()
-        return {key: value for key, value in self._all.items() if key not in known and not key.startswith("options.")}
+        settings = Settings.all_options()
+        return {key: value for key, value in self._all.items() if key not in settings and not key.startswith("options.")}
 
     @property
     def _all(self) -> dict[str, Any]:
@@ -169,21 +185,21 @@ class Cell:
 def experiments() -> dict[str, Experiment]:
     """All experiments, in the paper's order."""
     files = sorted((item for item in (_here() / "specs").iterdir() if item.name.endswith(".toml")), key=lambda f: f.name)
-    found = [_validated(Experiment, file.name, tomllib.loads(file.read_text(encoding="utf-8"))) for file in files]
-    return {experiment.name: experiment for experiment in found}
+    all_experiments = [_validated(Experiment, file.name, tomllib.loads(file.read_text(encoding="utf-8"))) for file in files]
+    return {experiment.name: experiment for experiment in all_experiments}
 
 
 def experiment(name: str) -> Experiment:
     """One of them by its name, or one of your own: a TOML file made in the same way."""
-    known = experiments()
+    packaged = experiments()
     if name.endswith(".toml"):
         own = _validated(Experiment, name, read_settings(Path(name), "torchckn reproduce"))
-        if own.name in known:
+        if own.name in packaged:
             raise ConfigError(f"{name}: {own.name!r} is the name of an experiment of the paper; choose another one")
         return own
-    if name not in known:
-        raise unknown_name("experiment", name, known, "Or name a .toml file of your own.")
-    return known[name]
+    if name not in packaged:
+        raise unknown_name("experiment", name, packaged, "Or name a .toml file of your own.")
+    return packaged[name]
 
 
 class Preset(Config):
@@ -196,19 +212,19 @@ class Preset(Config):
 def preset(name: str) -> Preset:
     file = _here() / "presets" / f"{name}.toml"
     if not file.is_file():
-        known = [item.name.removesuffix(".toml") for item in (_here() / "presets").iterdir()]
-        raise unknown_name("preset", name, known)
+        presets = [item.name.removesuffix(".toml") for item in (_here() / "presets").iterdir()]
+        raise unknown_name("preset", name, presets)
     return _validated(Preset, file.name, tomllib.loads(file.read_text(encoding="utf-8")))
 
 
 #: what a cell may be given beside settings of training
-_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget")
+_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget", "refit", "refit_images", "learner", "label_counts")
 
 
 def _require_known(name: str, source: str) -> None:
-    known = [*Settings.all_options(), *_OF_MEASURES]
-    if name not in known and not name.startswith("options."):
-        raise unknown_name(f"setting of {source}", name, known)
+    names = [*Settings.all_options(), *_OF_MEASURES]
+    if name not in names and not name.startswith("options."):
+        raise unknown_name(f"setting of {source}", name, names)
 
 
 def _here() -> Any:

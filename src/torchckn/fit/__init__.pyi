@@ -14,5 +14,4 @@ from .head import fit_head as fit_head
 from .kmeans import spherical_kmeans as spherical_kmeans
 from .result import TrainResult as TrainResult
 from .sphere import SphereSGD as SphereSGD
-from .trainer import train as train
 from .ulr import reduced_objective as reduced_objective

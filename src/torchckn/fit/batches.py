@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from ..choices import Augmentation
+from ..data.augmentation import augment
 from ..data.batches import batches, checked_batch, read_items
-from ..distributed import share, world
+from ..distributed import share, total_of_numbers, world
 from ..errors import ConfigError, DataError
 from .features import check_labels
 
@@ -23,12 +25,20 @@ class TrainingBatches:
     Args:
         data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``, whose own batches are taken as they are.
         generator: shuffles each epoch.
+        augmentation: what is done at random to the images of each step (:func:`torchckn.data.augment`).
     """
 
-    def __init__(self, data: Any, batch_size: int, classes: int, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        classes: int,
+        generator: torch.Generator,
+        augmentation: Sequence[Augmentation] | None = None,
+    ) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size expected an integer >= 1, got {batch_size!r}")
-        self.data, self.batch_size, self.generator = data, batch_size, generator
+        self.data, self.batch_size, self.generator, self.augmentation = data, batch_size, generator, augmentation
         self.streams = isinstance(data, (DataLoader, IterableDataset))
         self.epoch, self.position = 0, 0
         self.order = torch.empty(0, dtype=torch.long)
@@ -58,7 +68,16 @@ class TrainingBatches:
         return not self.streams and self.position + self.batch_size > len(self.order)
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """The next batch."""
+        """The next batch, augmented."""
+        return self._augmented(*self._next())
+
+    def _augmented(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.augmentation:
+            return images, labels
+        count = int(total_of_numbers(len(images))[0]) if self.streams else self.batch_size
+        return augment(images, self.augmentation, self.generator, share(count), count), labels
+
+    def _next(self) -> tuple[Tensor, Tensor]:
         if self.streams:
             return self._from_stream()
         if self.position + self.batch_size > len(self.order):
@@ -77,8 +96,9 @@ class TrainingBatches:
     def extra(self) -> tuple[Tensor, Tensor]:
         """A batch for trials: at random, leaving the order of training as it is (but not that of a stream)."""
         if self.streams:
-            return self._from_stream()
-        return self._take(torch.randperm(self.count, generator=self.generator)[: self.batch_size])
+            return self._augmented(*self._from_stream())
+        index = torch.randperm(self.count, generator=self.generator)[: self.batch_size]
+        return self._augmented(*self._take(index))
 
     def sample(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Some images at random, each once, leaving the order of training as it is; None if there are no more than that."""

@@ -1,7 +1,8 @@
-"""What is done beside the training steps: progress, metrics, checkpoints, early stopping. All of it is callbacks.
+"""What is done beside the training steps: progress, early stopping, TensorBoard. All of it is callbacks.
 
 A callback is a subclass of :class:`Callback` with the methods it needs; it sees the :class:`torchckn.fit.Training`, and asks it
-to stop with ``training.stop("why")``. Read next: :mod:`torchckn.fit.loop`, which calls them.
+to stop with ``training.stop("why")``. Read next: :mod:`torchckn.fit.loop`, which calls them, and :mod:`torchckn.runs.callbacks`,
+those that write metrics and checkpoints.
 
 Example:
     >>> from torchckn import Callback
@@ -25,7 +26,6 @@ from torch import Tensor
 from ..errors import ConfigError, DataError
 from ..network import Classifier
 from ..progress import Report, progress
-from ..runs import Run
 from .config import TrainConfig
 from .result import Record, TrainResult
 
@@ -162,46 +162,6 @@ class ProgressBar(Callback):
 
     def on_exit(self, training: Training) -> None:
         self._stack.close()
-
-
-class MetricsFile(Callback):
-    """Every record as a line of the run folder's ``metrics.jsonl``."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def on_train_start(self, training: Training) -> None:
-        self.run.keep_metrics(training.history)
-
-    def on_step_end(self, training: Training, record: Record) -> None:
-        self.run.log(record)
-
-
-class FilterSnapshots(Callback):
-    """The first layer's filters at every validation, for pictures."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def on_validation_end(self, training: Training, record: Record) -> None:
-        filters = training.net.filters_to_watch()
-        if filters is not None:
-            self.run.save_filters(training.step, filters)
-
-
-class Checkpoints(Callback):
-    """The whole state in the run folder: at the start, every so many steps, at the end, and when training is to stop."""
-
-    def __init__(self, run: Run, every: int) -> None:
-        self.run, self.every = run, every
-
-    def on_train_start(self, training: Training) -> None:
-        if training.step == 0:
-            self.run.save_checkpoint(*training.state(), training.history)
-
-    def on_step_end(self, training: Training, record: Record) -> None:
-        if training.step % self.every == 0 or training.is_stopping:
-            self.run.save_checkpoint(*training.state(), training.history)
 
 
 class TensorBoard(Callback):

@@ -15,10 +15,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..choices import Chunk
-from ..errors import ConfigError
+from ..choices import Chunk, Precision
+from ..errors import ConfigError, NumericalError
 from ..network import Classifier
 from ..nn.base import shared_projections
+from ..nn.checks import require
+from ..nn.devices import autocast
 from .features import CHUNK
 
 T = TypeVar("T")
@@ -28,22 +30,30 @@ KEPT = 5 * 2**28
 
 
 def batch_gradient(
-    net: Classifier, images: Tensor, objective: Callable[[Tensor], tuple[Tensor, T]], chunk: Chunk = "auto"
+    net: Classifier,
+    images: Tensor,
+    objective: Callable[[Tensor], tuple[Tensor, T]],
+    chunk: Chunk = "auto",
+    precision: Precision = "float32",
 ) -> tuple[Tensor, T]:
     """Add the gradient of ``objective(features)`` to the parameters' ``grad``; its value, and what it returns beside it.
 
     Args:
         objective: of the features (n, d) of all images, before scaling. Gradients of its own parameters count as well.
         chunk: images at a time; ``"all"``: the whole batch at once.
+        precision: of convolutions and kernel maps; features, and all that follows them, are in the network's own.
     """
     pieces = _pieces(net, images, chunk)
     with shared_projections(net):
-        first, size = _measured(lambda: _features(net, pieces[0]))
+        first, size = _measured(lambda: _features(net, pieces[0], precision))
         fitting = max(1, KEPT // max(1, size))
-        graphs = [first, *(_features(net, piece) for piece in pieces[1:fitting])]
+        graphs = [first, *(_features(net, piece, precision) for piece in pieces[1:fitting])]
         random_state = torch.get_rng_state()  # so that dropout is the same in the second pass
         rest = pieces[fitting:]
-        features = torch.cat([*(part.detach() for part in graphs), *features_in_chunks(net, rest)]).requires_grad_()
+        parts = [*(part.detach() for part in graphs), *features_in_chunks(net, rest, precision)]
+        features = torch.cat(parts).requires_grad_()
+        if precision == "float16":
+            require(features.detach().isfinite(), lambda: _overflow("features"))
         value, other = objective(features)
         value.backward()
         assert features.grad is not None
@@ -52,8 +62,19 @@ def batch_gradient(
             _backward(part, cotangent)
         torch.set_rng_state(random_state)
         for piece, cotangent in zip(rest, cotangents[len(graphs) :], strict=True):
-            _backward(_features(net, piece), cotangent)
+            _backward(_features(net, piece, precision), cotangent)
+    if precision == "float16":
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                require(parameter.grad.isfinite(), lambda: _overflow("gradients"))
     return value.detach(), other
+
+
+def _overflow(what: str) -> NumericalError:
+    return NumericalError(
+        f"float16 overflowed: expected finite {what} of a batch, got infinity or NaN, because the largest number of float16 is "
+        "65504; use precision='bfloat16', which has the range of float32, or precision='float32'"
+    )
 
 
 def _backward(features: Tensor, cotangent: Tensor) -> None:
@@ -75,20 +96,22 @@ def _measured(forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
 
 
 @torch.no_grad()
-def features_in_chunks(net: Classifier, pieces: list[Tensor]) -> list[Tensor]:
+def features_in_chunks(net: Classifier, pieces: list[Tensor], precision: Precision = "float32") -> list[Tensor]:
     """Features (n, d) of each piece, without a graph."""
-    return [_features(net, piece) for piece in pieces]
+    return [_features(net, piece, precision) for piece in pieces]
 
 
 @torch.no_grad()
-def batch_features(net: Classifier, images: Tensor, chunk: Chunk = "auto") -> Tensor:
+def batch_features(net: Classifier, images: Tensor, chunk: Chunk = "auto", precision: Precision = "float32") -> Tensor:
     """Features (n, d) of a batch, without a graph, as :func:`batch_gradient` computes them."""
     with shared_projections(net):
-        return torch.cat(features_in_chunks(net, _pieces(net, images, chunk)))
+        return torch.cat(features_in_chunks(net, _pieces(net, images, chunk), precision))
 
 
-def _features(net: Classifier, images: Tensor) -> Tensor:
-    return net.features(net.pixels(images))
+def _features(net: Classifier, images: Tensor, precision: Precision) -> Tensor:
+    own = net.head.weight
+    with autocast(own.device, precision):
+        return net.features(net.pixels(images)).to(own.dtype)
 
 
 def _pieces(net: Classifier, images: Tensor, chunk: Chunk) -> list[Tensor]:

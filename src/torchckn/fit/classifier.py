@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -23,6 +23,9 @@ from ..distributed import total_of_numbers
 from ..errors import ConfigError
 from ..progress import progress as show_progress
 from .solvers import Multinomial, Solution, Square
+from .targets import PLAIN, Aim
+
+State = TypeVar("State")
 
 #: the penalties that the paper tries
 LAMBDAS = tuple(2.0**exponent for exponent in range(0, -41, -1))
@@ -53,9 +56,11 @@ class HeadFit:
 
     lam: float
     accuracy: float | None
-    """of the chosen classifier on the validation data, before any refit"""
+    """of the chosen classifier on the validation data, before any refit; without such data, over the folds"""
     curve: tuple[LambdaScore, ...]
     refitted: bool
+    folds: int = 0
+    """of the cross-validation that ``curve`` is of; 0: it is of the validation data"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,9 +73,9 @@ class HeadFit:
 #: a solution is precise if another round of iterations gains less than this fraction of the objective, and good enough to
 #: compare penalties if it gains less than that
 PRECISE, LOOSE = 1e-5, 1e-2
-#: multiplications in one pass over the features: up to _FEW, every penalty is solved precisely; up to _MANY, the best one until
+#: multiplications in one pass over the features: up to _FEW, every penalty is solved precisely; up to MANY, the best one until
 #: it is the best when solved precisely; beyond, only once
-_FEW, _MANY = 2**19, 2**24
+_FEW, MANY = 2**19, 2**24
 
 
 @threadpool_limits.wrap(limits=1, user_api="blas")  # scipy's threads would compete with torch's for the cores
@@ -86,6 +91,7 @@ def fit_classifier(
     lambdas: Sequence[float] = LAMBDAS,
     search: PenaltySearch = "path",
     refit: bool = False,
+    aim: Aim = PLAIN,
     max_iterations: int = 1000,
     progress: bool | None = None,
 ) -> tuple[Tensor, Tensor, HeadFit]:
@@ -95,19 +101,22 @@ def fit_classifier(
     accuracy, the one with the lowest loss. The classifier that is returned has the accuracy that is reported, unless it is
     refitted: on few data every penalty is solved precisely; on many data loosely at first, and then the best one precisely.
     """
-    solver = (Multinomial if loss == "multinomial" else Square)(x, y, classes, max_iterations)
+    solver = SOLVERS[loss](x, y, classes, max_iterations, aim)
     valid = None if valid_x is None or valid_y is None else (valid_x, valid_y)
     curve: tuple[LambdaScore, ...] = ()
     if lam is None:
         assert valid is not None
-        lam, best, curve = _search(solver, *valid, lambdas, search, progress)
+        lam, best, curve = search_penalty(HeldOut(solver, *valid), lambdas, search, progress)
     else:
         best = solver.solve(float(lam), None, PRECISE)[:2]
     accuracy = None if valid is None else _accuracy(best, *valid)
     if refit and valid is not None:
-        both = type(solver)(torch.cat([x, valid[0]]), torch.cat([y, valid[1]]), classes, max_iterations)
+        both = type(solver)(torch.cat([x, valid[0]]), torch.cat([y, valid[1]]), classes, max_iterations, aim)
         best = both.solve(float(lam), best, PRECISE)[:2]
     return best[0], best[1], HeadFit(float(lam), accuracy, curve, refit and valid is not None)
+
+
+SOLVERS: dict[str, type[Multinomial | Square]] = {"multinomial": Multinomial, "square": Square}
 
 
 def _accuracy(solution: Solution, x: Tensor, y: Tensor) -> float:
@@ -115,40 +124,57 @@ def _accuracy(solution: Solution, x: Tensor, y: Tensor) -> float:
     return right / images
 
 
-def _search(
-    solver: Multinomial | Square,
-    x: Tensor,
-    y: Tensor,
-    lambdas: Sequence[float],
-    search: PenaltySearch,
-    progress: bool | None,
-) -> tuple[float, Solution, tuple[LambdaScore, ...]]:
-    """The penalty with the best rank on validation data x (n, d), y (n,), its classifier, and the scores of all."""
-    solutions: dict[float, Solution] = {}
+class Trial(Protocol[State]):
+    """What a penalty is judged by."""
+
+    #: multiplications in one pass over the features
+    multiplications: int
+
+    def score(self, lam: float, start: State | None, precision: float) -> tuple[State, LambdaScore]:
+        """The classifier of a penalty, to start the next one from, and how good it is."""
+        ...
+
+
+class HeldOut:
+    """Penalties judged by validation data x (n, d), y (n,)."""
+
+    def __init__(self, solver: Multinomial | Square, x: Tensor, y: Tensor) -> None:
+        self.solver, self.x, self.y = solver, x, y
+        self.multiplications = solver.multiplications
+
+    def score(self, lam: float, start: Solution | None, precision: float) -> tuple[Solution, LambdaScore]:
+        weight, bias, objective, evaluations = self.solver.solve(lam, start, precision)
+        loss, images = total_of_numbers(self.solver.loss(self.x @ weight + bias, self.y), len(self.y))
+        accuracy = _accuracy((weight, bias), self.x, self.y)
+        return (weight, bias), LambdaScore(lam, accuracy, loss / images, objective, evaluations)
+
+
+def search_penalty(
+    trial: Trial[State], lambdas: Sequence[float], search: PenaltySearch, progress: bool | None
+) -> tuple[float, State, tuple[LambdaScore, ...]]:
+    """The penalty with the best rank, its classifier, and the scores of all."""
+    states: dict[float, State] = {}
     scores: dict[float, LambdaScore] = {}
     loose: set[float] = set()
 
-    def attempt(lam: float, start: Solution | None, precision: float) -> None:
-        weight, bias, objective, evaluations = solver.solve(lam, start, precision)
+    def attempt(lam: float, start: State | None, precision: float) -> None:
         before = scores[lam].evaluations if lam in scores else 0
-        solutions[lam] = weight, bias
-        loss, images = total_of_numbers(solver.loss(x @ weight + bias, y), len(y))
-        fit = _accuracy(solutions[lam], x, y), loss / images
-        scores[lam] = LambdaScore(lam, *fit, objective, before + evaluations)
+        states[lam], score = trial.score(lam, start, precision)
+        scores[lam] = replace(score, evaluations=before + score.evaluations)
         (loose.discard if precision == PRECISE else loose.add)(lam)
 
-    precise = search == "exhaustive" or solver.multiplications <= _FEW
+    precise = search == "exhaustive" or trial.multiplications <= _FEW
     with show_progress("L2 penalty of the classifier", None, progress) as report:
         for lam in _candidates(lambdas, search, scores):
-            near = min(solutions, key=lambda other: abs(math.log2((other + 1e-99) / (lam + 1e-99))), default=None)
-            start = None if near is None or search == "exhaustive" else solutions[near]
+            near = min(states, key=lambda other: abs(math.log2((other + 1e-99) / (lam + 1e-99))), default=None)
+            start = None if near is None or search == "exhaustive" else states[near]
             attempt(lam, start, PRECISE if precise else LOOSE)
             report(len(scores), f"lambda {lam:.1e}: validation accuracy {scores[lam].accuracy:.4f}")
         while (best := _best(scores)) in loose:
-            attempt(best, solutions[best], PRECISE)
-            if solver.multiplications > _MANY:
+            attempt(best, states[best], PRECISE)
+            if trial.multiplications > MANY:
                 break  # it may no longer be the best, by as little as does not matter on many data
-    return best, solutions[best], tuple(sorted(scores.values(), key=lambda score: -score.lam))
+    return best, states[best], tuple(sorted(scores.values(), key=lambda score: -score.lam))
 
 
 def _best(scores: Mapping[float, LambdaScore]) -> float:

@@ -15,6 +15,7 @@ from ..data.batches import placed_batches
 from ..distributed import gathered, rank, total_of_numbers, world
 from ..errors import DataError
 from ..network import Classifier, modes_kept
+from ..nn.base import shared_projections
 from ..nn.checks import require
 from ..progress import progress as show_progress
 
@@ -59,8 +60,7 @@ def shared_features(ckn: Classifier, data: Any, *, batch_size: int = CHUNK, prog
 def _features(ckn: Classifier, data: Any, batch_size: int, progress: bool | None, wanted: Callable[[int], bool]) -> Features:
     features, places = [ckn.head.weight.new_empty(0, ckn.head.in_features)], [torch.empty(0, dtype=torch.long)]
     labels = []
-    with modes_kept(ckn), show_progress("features", size_of(data), progress) as report:
-        ckn.eval()
+    with modes_kept(ckn), show_progress("features", size_of(data), progress) as report, shared_projections(ckn.eval()):
         for place, images, targets in placed_batches(data, batch_size, wanted=wanted):
             features.append(ckn.features(ckn.pixels(images)))
             places.append(torch.arange(place, place + len(images)))

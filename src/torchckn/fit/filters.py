@@ -72,25 +72,25 @@ def fit_filters(
                 _set_filters(layer, torch.randn(shape, generator=generator, dtype=torch.float64))
             elif how != "identity":
                 sample = _sample(activations, name, layer, max(patches, layer.filters), generator)
-                _set_filters(layer, _chosen(layer, sample, how, restarts, generator))
+                _set_filters(layer, _new_filters(layer, sample, how, restarts, generator))
     ckn.filters_fitted.fill_(True)
     ckn.lam.fill_(-1)  # a head that was fitted to other features is not fitted to these
     return ckn
 
 
-def _chosen(layer: KernelLayer, sample: Tensor, how: str, restarts: int, generator: torch.Generator | None) -> Tensor:
+def _new_filters(layer: KernelLayer, sample: Tensor, how: str, restarts: int, generator: torch.Generator | None) -> Tensor:
     """Filters (parts, f, s) from patches (parts, n, s)."""
     filters = layer.filters // (layer.groups if isinstance(layer, KernelConv2d) else 1)
-    chosen = []
+    filters_by_region = []
     for part in sample:
         if how == "sample" or filters >= len(part):
             index = torch.randperm(len(part), generator=generator)[:filters]
             if len(part) < filters:
                 index = index.repeat(filters // len(part) + 1)[:filters]
-            chosen.append(part[index.to(part.device)])
+            filters_by_region.append(part[index.to(part.device)])
         else:
-            chosen.append(spherical_kmeans(part, filters, restarts=restarts, generator=generator).centroids)
-    return torch.stack(chosen)
+            filters_by_region.append(spherical_kmeans(part, filters, restarts=restarts, generator=generator).centroids)
+    return torch.stack(filters_by_region)
 
 
 @torch.no_grad()
@@ -123,19 +123,19 @@ def _sample(
 ) -> Tensor:
     images_there = size_of(activations.data)
     per_image = 1 if images_there is None else -(-count // max(1, images_there))
-    found: list[Tensor] = []
+    samples: list[Tensor] = []
     have = 0
     for _ in range(3):  # constant patches do not count, so the images may have to be gone through again
         seed = int(torch.randint(2**62, (1,), generator=generator))
         for picked in _picked_by_all(activations, name, layer, per_image, seed):  # (parts, n, s)
-            found.append(picked)
+            samples.append(picked)
             have += picked.shape[1]
             if have >= count:
-                return torch.cat(found, 1)[:, :count]
-        if not found:
+                return torch.cat(samples, 1)[:, :count]
+        if not samples:
             raise DataError("there are no images to sample patches from")
         per_image *= 2
-    sample = torch.cat(found, 1)
+    sample = torch.cat(samples, 1)
     if not sample.shape[1]:
         raise DataError(
             f"all patches that layer {name!r} sees are constant, so there is nothing to choose filters from; "
@@ -201,9 +201,9 @@ def pick_patches(layer: KernelLayer, x: Tensor, per_image: int, generator: torch
     for region in range(int(region_of.max()) + 1):
         places = torch.nonzero(region_of == region).flatten()
         tries = min(len(places), max(_TRIES, 2 * per_image)) if len(places) > 1 else 1
-        chosen = places[_random_places(n, len(places), tries, per_image, generator)].to(x.device)  # (n, tries)
+        drawn = places[_random_places(n, len(places), tries, per_image, generator)].to(x.device)  # (n, tries)
         image = torch.arange(n, device=x.device)[:, None]
-        patches = view[image, chosen // width, chosen % width].flatten(3).flatten(2)  # (n, tries, s)
+        patches = view[image, drawn // width, drawn % width].flatten(3).flatten(2)  # (n, tries, s)
         size = patches.abs().amax(2)
         single = patches.shape[2] == 1 or isinstance(layer, KernelLinear)
         spread = size if single else patches.amax(2) - patches.amin(2)

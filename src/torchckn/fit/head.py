@@ -6,18 +6,26 @@ Read next: :mod:`torchckn.fit.ulr`.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..choices import Loss, PenaltySearch, check_choice
-from ..distributed import summing
-from ..errors import ConfigError
+from ..choices import ClassWeights, Loss, PenaltySearch, check_choice
+from ..distributed import alone, from_first, gathered, summing, total_of_numbers
+from ..errors import ChanceWarning, ConfigError
 from ..network import Classifier, modes_kept
-from .classifier import LAMBDAS, HeadFit, fit_classifier
-from .features import labels_of, shared_features
+from .classifier import LAMBDAS, HeadFit, LambdaScore, fit_classifier
+from .features import Features, labels_of, shared_features
+from .folds import FEW_IMAGES, FOLDS, cross_validated_penalty
+from .targets import aim
+
+#: validation images that it takes to tell a classifier from chance
+_ENOUGH = 20
 
 
 def fit_head(
@@ -30,6 +38,9 @@ def fit_head(
     lambdas: Sequence[float] = LAMBDAS,
     search: PenaltySearch = "path",
     refit: bool = False,
+    folds: int | None = None,
+    class_weights: ClassWeights | None = None,
+    label_smoothing: float | None = None,
     max_iterations: int = 1000,
     progress: bool | None = None,
 ) -> HeadFit:
@@ -39,47 +50,57 @@ def fit_head(
         train_data, valid_data: images with labels, in any form that :func:`torchckn.data.batches` takes. The scaling of the
             features comes from the training data.
         loss: ``"multinomial"`` or ``"square"``.
-        lam: the L2 penalty; by default the one of ``lambdas`` with the best accuracy on the validation data, and the lowest
-            validation loss among those.
+        lam: the L2 penalty; by default the one of ``lambdas`` with the best accuracy on the validation data (or over the folds),
+            and the lowest loss there among those.
         search: ``"path"`` goes from large to small penalties, each from the solution of the previous one, in strides that are
             halved around the best one, and stops when accuracy keeps falling; ``"exhaustive"`` tries all of them, each from
             zero, as the paper does.
         refit: fit again on training and validation data together, with the chosen penalty.
+        folds: choose the penalty by cross-validation over training and validation data together, in so many folds; 0: on the
+            validation data. By default 5 if there are fewer than 2,000 images in all: a few dozen validation images say little
+            about a penalty. If the filters were trained with these labels, folds are too optimistic: pass 0.
+        class_weights: a number for each class, its weight in the loss; ``"balanced"``: every class counts the same.
+        label_smoothing: the share of an image's label that is spread over all classes.
         progress: whether to show a progress bar; by default on a terminal.
     """
     check_choice("loss", loss, Loss)
     check_choice("search", search, PenaltySearch)
-    if lam is None and valid_data is None:
-        raise ConfigError(
-            "fit_head chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam=..."
-        )
     if lam is not None and not (isinstance(lam, (int, float)) and 0 <= lam < float("inf")):
         raise ConfigError(f"lam expected a number >= 0, got {lam!r}")
     if ckn.head.bias is None:
         raise ConfigError("fit_head expected a head with a bias, got one without; build the head with bias=True")
-    train, train_labels = _labelled(ckn, train_data, "train_data", progress)
+    train = _labelled(ckn, train_data, "train_data", progress)
     valid = None if valid_data is None else _labelled(ckn, valid_data, "valid_data", progress)
     with summing(ckn):
-        ckn.scaling.calibrate(train)
-    raw = [train, *([valid[0]] if valid else [])]
+        ckn.scaling.calibrate(train.features)
+    given = [train, *([valid] if valid else [])]
     with torch.no_grad(), modes_kept(ckn):
         ckn.scaling.eval()
-        parts = [ckn.scaling(part) for part in raw]
-    labels = [train_labels, *([valid[1]] if valid else [])]
+        parts = [part._replace(features=ckn.scaling(part.features)) for part in given]
+    classes = ckn.head.out_features
+    target = aim(class_weights, label_smoothing, _labels(train), classes, shared=True)
+    common: dict[str, Any] = {"loss": loss, "aim": target, "max_iterations": max_iterations, "progress": progress}
+    folds = 0 if lam is not None else _folds(folds, [len(part.features) for part in parts])
+    curve = None
+    if folds:
+        lam, curve = _penalty_over_folds(parts, classes, lambdas=lambdas, search=search, folds=folds, **common)
     weight, bias, result = fit_classifier(
-        parts[0],
-        labels[0],
-        ckn.head.out_features,
-        parts[1] if valid else None,
-        labels[1] if valid else None,
-        loss=loss,
+        parts[0].features,
+        _labels(parts[0]),
+        classes,
+        parts[1].features if valid else None,
+        _labels(parts[1]) if valid else None,
         lam=lam,
         lambdas=lambdas,
         search=search,
         refit=refit,
-        max_iterations=max_iterations,
-        progress=progress,
+        **common,
     )
+    if curve is not None:
+        over_folds = next(score.accuracy for score in curve if score.lam == lam)
+        accuracy = over_folds if result.accuracy is None else result.accuracy
+        result = replace(result, accuracy=accuracy, curve=curve, folds=folds)
+    _warn_at_chance(result, parts, classes)
     with torch.no_grad():
         ckn.lam.fill_(result.lam)
         ckn.head_loss = loss
@@ -88,6 +109,57 @@ def fit_head(
     return result
 
 
-def _labelled(ckn: Classifier, data: Any, what: str, progress: bool | None) -> tuple[Tensor, Tensor]:
+def _labelled(ckn: Classifier, data: Any, what: str, progress: bool | None) -> Features:
     own = shared_features(ckn, data, progress=progress)
-    return own.features, labels_of(own, ckn, "fit_head", what)
+    return own._replace(labels=labels_of(own, ckn, "fit_head", what))
+
+
+def _labels(part: Features) -> Tensor:
+    assert part.labels is not None
+    return part.labels
+
+
+def _folds(folds: int | None, counts: Sequence[int]) -> int:
+    """How many folds the penalty is chosen by; 0: on the validation data, which are the last of ``counts``, if there are two."""
+    (images,) = total_of_numbers(sum(counts))
+    if folds is None:
+        folds = FOLDS if images < FEW_IMAGES else 0
+    if folds and not 2 <= folds <= images:
+        raise ConfigError(f"folds expected 0, or a number from 2 to that of the images ({images:.0f}), got {folds}")
+    if not folds and len(counts) == 1:
+        raise ConfigError(
+            "fit_head chooses the L2 penalty on validation data: pass valid_data, the penalty itself as lam=..., or folds=5 to "
+            "choose it by cross-validation"
+        )
+    return folds
+
+
+def _penalty_over_folds(parts: Sequence[Features], classes: int, **options: Any) -> tuple[float, tuple[LambdaScore, ...]]:
+    """The penalty by cross-validation: of few images, so the first process does it for all of them."""
+    everything = []
+    for part in parts:
+        order = gathered(part.places).argsort()
+        device = part.features.device
+        everything.append((gathered(part.features)[order.to(device)], gathered(_labels(part))[order.to(device)]))
+    x, y = (torch.cat(both) for both in zip(*everything, strict=True))
+
+    def choose() -> tuple[float, tuple[LambdaScore, ...]]:
+        with alone():
+            return cross_validated_penalty(x, y, classes, **options)
+
+    return from_first(choose)
+
+
+def _warn_at_chance(fit: HeadFit, parts: Sequence[Features], classes: int) -> None:
+    """A warning if the classifier is no better than always naming the largest class, by two standard errors."""
+    if fit.accuracy is None:
+        return
+    counts = torch.tensor(total_of_numbers(*torch.bincount(_labels(parts[-1]), minlength=classes).tolist()))
+    images, chance = float(counts.sum()), float(counts.max() / counts.sum())
+    if chance < 1 and images >= _ENOUGH and fit.accuracy <= chance + 2 * math.sqrt(chance * (1 - chance) / images):
+        warnings.warn(
+            f"the classifier is no better than chance: validation accuracy {fit.accuracy:.1%} on {images:.0f} images, the "
+            f"largest class has {chance:.1%} of them. Check that labels and images belong together, and that filters were fitted",
+            ChanceWarning,
+            stacklevel=3,
+        )

@@ -83,7 +83,7 @@ def _seed(points: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
     """
     candidates = 2 + int(torch.tensor(float(k)).log().item())
     first = int(torch.randint(len(points), (1,), generator=generator))
-    chosen = [first]
+    centers = [first]
     nearest = points @ points[first]  # of each point, the cosine with the nearest centroid so far
     for _ in range(k - 1):
         weights = (1 - nearest).clamp_(min=0).double().cpu()
@@ -93,8 +93,8 @@ def _seed(points: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
         after = torch.maximum(points[drawn] @ points.T, nearest)  # (candidates, n)
         best = int(after.sum(1).argmax())
         nearest = after[best]
-        chosen.append(int(drawn[best]))
-    return points[chosen].clone()
+        centers.append(int(drawn[best]))
+    return points[centers].clone()
 
 
 def _lloyd(points: Tensor, centroids: Tensor, iterations: int, tol: float, rows: int) -> KMeansResult:

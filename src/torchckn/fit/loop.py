@@ -1,17 +1,17 @@
 """A training in progress: prepare, steps, finish, and all of its state.
 
-Read first: :mod:`torchckn.fit.methods`, what a step is. Read next: :mod:`torchckn.fit.trainer`, which puts it together.
+Read first: :mod:`torchckn.fit.methods`, what a step is. Read next: :mod:`torchckn.runs.trainer`, which puts it together.
 """
 
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from torch import Tensor
 from ..distributed import from_first, is_first, largest
 from ..errors import CKNError, DataError, NumericalError, is_out_of_memory
 from ..network import CKN, Classifier
-from ..runs import Run, read_checkpoint, read_history, read_metrics, read_result
-from ..storage import load_weights, save
 from .batches import TrainingBatches
 from .callbacks import Callback
 from .classifier import LAMBDAS, HeadFit
@@ -31,6 +29,7 @@ from .head import fit_head
 from .methods import Method, net_state
 from .result import Record, TrainResult
 from .schedules import Schedule, Search, schedule
+from .signals import on_signals, stop_signals
 
 #: a drop of the training accuracy from one epoch to the next that is undone, and what the learning rate is multiplied by then
 DROP, BACK_OFF = 0.02, 1 / 4
@@ -40,6 +39,24 @@ DROP, BACK_OFF = 0.02, 1 / 4
 # has 98.3 % after 1,000 from a random one.
 #: L2 penalty of a ConvNet's classifier during SGD, unless another is given
 SGD_LAM = 2.0**-17
+
+
+class Store(Protocol):
+    """Where a training is kept, so that it can be resumed: a run folder, :class:`torchckn.runs.Run`."""
+
+    folder: Path
+
+    def load_result(self, net: Classifier) -> TrainResult | None:
+        """The result of a training that is finished, whose weights the network gets."""
+
+    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What :meth:`TrainingLoop.state` was at the last checkpoint."""
+
+    def save_checkpoint(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Keep the state of a training."""
+
+    def save_result(self, net: Classifier, result: TrainResult) -> None:
+        """Keep the trained network and the result."""
 
 
 @dataclass
@@ -55,9 +72,11 @@ class TrainingLoop:
     batches: TrainingBatches
     generator: torch.Generator
     callbacks: Sequence[Callback]
-    run: Run | None = None
+    store: Store | None = None
     """of the first process; others have none"""
     progress: bool | None = None
+    clock: Callable[[], float] = time.perf_counter
+    """what seconds are measured with"""
 
     history: list[Record] = field(default_factory=list)
     step: int = 0
@@ -94,12 +113,12 @@ class TrainingLoop:
 
     def train(self) -> TrainResult:
         """All of it: what :func:`torchckn.train` does once everything has been checked."""
-        finished = from_first(lambda: self._finished_result(self.run) if self.run and self.run.is_finished else None)
+        finished = from_first(lambda: self.store.load_result(self.net) if self.store else None)
         if finished is not None:
             share_weights(self.net)
             return finished
         try:
-            with _on_signals(signal.default_int_handler):
+            with on_signals(signal.default_int_handler):
                 with self._saying("before the first step", "filters and classifier"):
                     self.prepare()
                 self.take_steps()
@@ -122,14 +141,14 @@ class TrainingLoop:
 
     @property
     def _how_to_resume(self) -> str:
-        if self.run is None:
+        if self.store is None:
             return "it has no run_dir, so it cannot be resumed"
-        return f"resume it with resume=True, run_dir={str(self.run.folder)!r}"
+        return f"resume it with resume=True, run_dir={str(self.store.folder)!r}"
 
     def prepare(self) -> None:
         """Fit filters and classifier where that was not done before; or go back to the last checkpoint."""
-        checkpoint = from_first(lambda: read_checkpoint(self.run.folder) if self.run else None)
-        clock = time.perf_counter()
+        checkpoint = from_first(lambda: self.store.load_checkpoint() if self.store else None)
+        clock = self.clock()
         if checkpoint is not None:
             self._continue_from(*checkpoint)
             self._tell("on_train_start")
@@ -137,7 +156,7 @@ class TrainingLoop:
         self._fit_start()
         if self.steps:
             self.method = self.method_class(self.net, self.config)
-        self.seconds += time.perf_counter() - clock
+        self.seconds += self.clock() - clock
         first = {"step": 0, **(self._validation_of(self.start) or self._validation()), "seconds": self.seconds}
         self.history.append(first)
         self._tell("on_train_start")
@@ -155,7 +174,7 @@ class TrainingLoop:
             raise
         except _NOT_A_CHECKPOINT as error:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            folder = self.run.folder / "checkpoint" if self.run else "the run's folder"
+            folder = self.store.folder / "checkpoint" if self.store else "the run's folder"
             raise DataError(
                 f"the checkpoint in {folder} is not one of this run ({type(error).__name__}: {reason}); delete {folder} to start "
                 "again"
@@ -168,13 +187,14 @@ class TrainingLoop:
             return
         if net.needs_filters:
             assert isinstance(net, CKN)
-            fit_filters(net, self.train_data, config.patches, generator=self.generator, progress=self.progress)
+            given = {"restarts": config.restarts, "generator": self.generator, "progress": self.progress}
+            fit_filters(net, self.train_data, config.patches, **given)
         other_penalty = config.lam is not None and float(net.lam) != config.lam
         if not net.lam >= 0 or other_penalty or net.head_loss not in (config.loss, None):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
-            self.start = self._fit_head(config.lam, self.train_data if some is None else some)
+            self.start = self._fit_head(config.lam, self.train_data if some is None else some, config.folds)
 
-    def _fit_head(self, lam: float | None, train_data: Any) -> HeadFit:
+    def _fit_head(self, lam: float | None, train_data: Any, folds: int | None) -> HeadFit:
         return fit_head(
             self.net,
             train_data,
@@ -182,15 +202,19 @@ class TrainingLoop:
             loss=self.config.loss,
             lam=lam,
             lambdas=self.config.lambdas or LAMBDAS,
+            search=self.config.penalty_search,
+            folds=folds,
+            class_weights=self.config.class_weights,
+            label_smoothing=self.config.label_smoothing,
             progress=self.progress,
         )
 
     def take_steps(self) -> None:
         """Step after step, until the last one or until somebody asks to stop."""
-        with _stop_signals() as self._interrupted:
+        with stop_signals() as self._interrupted:
             while not self.is_stopping:
                 before = self.state()
-                clock = time.perf_counter()
+                clock = self.clock()
                 try:
                     record = self._one_step()
                 except NumericalError as error:
@@ -206,7 +230,7 @@ class TrainingLoop:
                         "a smaller chunk (chunk=32, say), which a resumed run may have, or a smaller batch_size in a new run"
                     )
                     self._give_up(f"there is not enough memory. Try {chunk}", before, error)
-                self.seconds += time.perf_counter() - clock
+                self.seconds += self.clock() - clock
                 record["seconds"] = round(self.seconds, 3)
                 if self.step % (self.config.evaluate_every or max(1, self.steps // 10)) == 0 or self.step == self.steps:
                     record |= self._validation()
@@ -224,28 +248,19 @@ class TrainingLoop:
     def finish(self) -> TrainResult:
         """The classifier on all features, and the run's result."""
         self._tell("on_steps_end")
-        clock = time.perf_counter()
+        clock = self.clock()
         lam = float(self.net.lam)
         head = self.start if not self.steps else None  # which was fitted to these very features
         if self.config.final_head and head is None:
-            head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data)
-        self.seconds += time.perf_counter() - clock
+            # Filters know the training labels by now, so only validation images may choose.
+            head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data, folds=0)
+        self.seconds += self.clock() - clock
         result = TrainResult(self.history, lam, self.start, head, self.seconds, self.step, self.stop_reason)
-        if self.run:
+        if self.store:
             self.net.eval()
-            save(self.net, self.run.model_path)
-            self.run.save_result(result.to_json())
+            self.store.save_result(self.net, result)
         self._tell("on_train_end", result)
         return result
-
-    def _finished_result(self, run: Run) -> TrainResult:
-        """The network and the result of a run that is finished."""
-        load_weights(self.net, run.model_path)
-        try:
-            return TrainResult.from_json(read_result(run.folder) or {}, read_metrics(run.folder))
-        except (KeyError, TypeError) as error:
-            file = run.folder / "result.json"
-            raise DataError(f"{file} is not the result of a training ({error!r}); delete it, and resume the run") from error
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:
@@ -299,7 +314,7 @@ class TrainingLoop:
 
     def _validation_of(self, head: HeadFit | None) -> Record:
         """What the choice of a classifier's penalty has measured on the validation data already, if it has."""
-        scores = [score for score in head.curve if score.lam == head.lam] if head else []
+        scores = [score for score in head.curve if score.lam == head.lam] if head and not head.folds else []
         if not scores or self.config.loss != "multinomial":
             return {}
         return {"valid_accuracy": scores[0].accuracy, "valid_loss": scores[0].loss}
@@ -330,6 +345,7 @@ class TrainingLoop:
             "epoch_accuracy": self.epoch_accuracy,
             "start": asdict(self.start) if self.start else None,
             "stop_reason": self.stop_reason,
+            "history": list(self.history),
         }
         return tensors, facts
 
@@ -357,15 +373,15 @@ class TrainingLoop:
             raise ValueError(f"step {self.step} of {self.steps}")
         self.stop_reason = facts["stop_reason"] if facts["steps"] == self.steps else None  # it is trained further now
         self.start = HeadFit.from_json(facts["start"]) if facts["start"] else None
-        self.history = list(read_history(tensors))
+        self.history = list(facts["history"])
 
     def _give_up(self, why: str, before: tuple[dict[str, Tensor], dict[str, Any]], error: BaseException) -> NoReturn:
         assert self.method is not None
         self.method.restore(before[0])
         saved = "The network is as it was before that step."
-        if self.run:
-            self.run.save_checkpoint(*before, self.history)
-            saved += f" Its state is kept in {self.run.folder}."
+        if self.store:
+            self.store.save_checkpoint(*before)
+            saved += f" Its state is kept in {self.store.folder}."
         raise NumericalError(f"step {self.step + 1} failed: {why}. {saved}") from error
 
 
@@ -389,36 +405,3 @@ def _number(value: Any) -> float:
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C, SIGTERM or SIGHUP only asks to stop; the second one stops."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    with _on_signals(ask):
-        yield lambda: asked
-
-
-@contextmanager
-def _on_signals(handler: Callable[[int, Any], Any]) -> Iterator[None]:
-    """Within this context, Ctrl-C, SIGTERM and SIGHUP call ``handler``, unless they are ignored, as nohup has it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    handled = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
-    try:
-        for number in handled:
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, before[number])

@@ -7,7 +7,7 @@
 ``sgd``        SGD with momentum on all parameters of a ConvNet, with the same penalty
 =============  =======================================================================================================
 
-Paper: section 4.3, Algorithm 3. Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.trainer`.
+Paper: section 4.3, Algorithm 3. Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.loop`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from ..nn.checks import Deferred
 from ..nn.devices import wide_dtype
 from .chunks import batch_features, batch_gradient
 from .config import MethodOptions as MethodOptions
-from .features import check_labels, one_hot
+from .features import check_labels
 from .sphere import SphereSGD, project_to_ball
+from .targets import aim
 from .ulr import Reduced, reduced_objective, step_head
 
 
@@ -49,6 +50,10 @@ class Method:
         #: L2 penalty of the classifier: the one that is given, or the one that it was fitted with
         self.lam = float(net.lam) if options.lam is None else options.lam
         self.momentum = options.momentum or 0.0
+        if options.class_weights == "balanced":
+            raise ConfigError("class_weights: 'balanced' needs all training labels, which torchckn.train has; pass numbers")
+        no_labels = torch.empty(0, dtype=torch.long)
+        self.aim = aim(options.class_weights, options.label_smoothing, no_labels, net.head.out_features)
         self.optimizers: list[Optimizer] = self._optimizers()
         self.checks = Deferred()
         #: of all images of a batch, those that this process has
@@ -63,7 +68,7 @@ class Method:
         if net.on_spheres:
             normalize = isinstance(self, ULR) if self.options.normalize is None else self.options.normalize
             return [SphereSGD(groups, lr=0.0, normalize=normalize, momentum=self.momentum)]
-        return [SGD(groups, lr=0.0, momentum=self.momentum)]
+        return [SGD(groups, lr=0.0, momentum=self.momentum, weight_decay=self.options.weight_decay)]
 
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
         """One step on a batch; an error, and nothing changed, if its objective is not finite.
@@ -104,15 +109,18 @@ class Method:
         return value, accuracy_of(scores, labels)
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        if self.options.loss == "multinomial":
+        multinomial = self.options.loss == "multinomial"
+        if multinomial and self.aim.is_plain:
             return F.cross_entropy(scores, labels)
-        return (one_hot(labels, scores.shape[1]) - scores).square().sum(1).mean()
+        targets, weights = self.aim.targets(labels, scores.shape[1]).to(scores), self.aim.weights(labels)
+        per_image = -(targets * F.log_softmax(scores, 1)).sum(1) if multinomial else (targets - scores).square().sum(1)
+        return (per_image if weights is None else weights.to(scores) * per_image).mean()
 
     @torch.no_grad()
     def loss(self, images: Tensor, labels: Tensor) -> float:
         """The objective of the current filters and classifier on a batch, by which learning rates are compared."""
         self.net.train()
-        features = batch_features(self.net, images, self.options.chunk)
+        features = batch_features(self.net, images, self.options.chunk, self.options.precision)
         labels = check_labels(labels, self.net.head.out_features).to(features.device)
         with summing(self.net):
             part = float(self._objective(features, labels)[0])
@@ -155,20 +163,21 @@ class ULR(Method):
             with torch.no_grad():
                 return value, (eta, accuracy_of(net.head(scaled), labels))
 
-        value, (self._eta, accuracy) = batch_gradient(net, images, objective, options.chunk)
+        value, (self._eta, accuracy) = batch_gradient(net, images, objective, options.chunk, options.precision)
         return value, accuracy
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
         if self.options.head_update == "exact":  # the model of the same classifier, at the new filters
             with torch.no_grad():
-                features = batch_features(self.net, images, self.options.chunk)
+                features = batch_features(self.net, images, self.options.chunk, self.options.precision)
                 self.net.scaling.calibrate(features)
                 self._eta = self._reduce(self.net.scaling(features), labels)[1]
         step_head(self.net.head, self._eta)
 
     def _reduce(self, scaled: Tensor, labels: Tensor) -> Reduced:
         o, total = self.options, self.net.scaling.total
-        return reduced_objective(scaled, labels, self.net.head, self.lam, o.tau, o.loss, o.hessian, total=total)
+        head = self.net.head
+        return reduced_objective(scaled, labels, head, self.lam, o.tau, o.loss, o.hessian, total=total, aim=self.aim)
 
 
 class SGO(Method):
@@ -183,7 +192,7 @@ class SGO(Method):
             value, accuracy = self._objective(features, labels)
             return self._share * value, accuracy
 
-        return batch_gradient(self.net, images, objective, self.options.chunk)
+        return batch_gradient(self.net, images, objective, self.options.chunk, self.options.precision)
 
 
 class SGOBall(SGO):

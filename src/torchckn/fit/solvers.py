@@ -27,6 +27,7 @@ from torch import Tensor
 from ..distributed import total_of_numbers, totals
 from ..errors import DataError
 from .features import UNIT
+from .targets import PLAIN, Aim
 
 #: weights (d, classes) and biases (classes,)
 Solution = tuple[Tensor, Tensor]
@@ -38,15 +39,17 @@ class Multinomial:
     #: weights of all classes up to which the preconditioner is the whole Hessian
     _MOST = 2**10
     #: multiplications that the preconditioner may cost, of all classes and of each class; images beyond that are left out of it
-    _BUDGETS = 1e9, 2e10
+    _BUDGETS = 2.5e8, 2e10
     #: iterations before the preconditioner is computed again
     _ROUNDS = 12, 50
 
-    def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int) -> None:
-        self.x, self.y, self.classes, self.max_iterations = x, y, classes, max_iterations
+    def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int, aim: Aim = PLAIN) -> None:
+        self.x, self.y, self.classes, self.max_iterations, self.is_plain = x, y, classes, max_iterations, aim.is_plain
         self.images = int(total_of_numbers(len(x))[0])
         self.mean = (totals(x.sum(0, dtype=torch.float64))[0] / self.images).to(x.dtype)
-        self.targets = F.one_hot(y, classes).T.to(x.dtype, memory_format=torch.contiguous_format)  # (classes, n)
+        self.targets = aim.targets(y, classes).T.to(x.dtype, memory_format=torch.contiguous_format)  # (classes, n)
+        weights = aim.weights(y)
+        self.weights = None if weights is None else weights.to(x.dtype)  # (n,)
         #: in one pass over the features
         self.multiplications = self.images * x.shape[1] * classes
         self.is_large = (x.shape[1] + 1) * classes > self._MOST
@@ -112,12 +115,14 @@ class Multinomial:
         size = d if self.is_large else (d + 1) * self.classes
         some = min(self.images, max(4 * size, int(self._BUDGETS[self.is_large] / size**2)))
         stride = min(UNIT, max(1, self.images // some))
-        x = self.x if stride == 1 else torch.cat([unit[::stride] for unit in self.x.split(UNIT)])
+        x = _every(self.x, stride)
         rows = -(-UNIT // stride)  # of a unit, which one process has: sums over it are the same with any number of processes
         p = torch.softmax(x @ weight.to(x.dtype) + (bias - self.mean.double() @ weight).to(x.dtype), 1)
-        if self.is_large:
-            return _OfEachClass(x - self.mean, p, lam, rows)
-        return _OfAll(torch.cat([x - self.mean, torch.ones_like(x[:, :1])], 1), p, lam, rows)
+        x = x - self.mean
+        x = x if self.is_large else torch.cat([x, torch.ones_like(x[:, :1])], 1)
+        if self.weights is not None:
+            x = _every(self.weights, stride).sqrt()[:, None] * x
+        return (_OfEachClass if self.is_large else _OfAll)(x, p, lam, rows)
 
     def _evaluate(self, weight: Tensor, bias: Tensor) -> tuple[float, Tensor, Tensor]:
         """Mean loss and its gradient in weight and bias, with features centered on the fly."""
@@ -126,11 +131,22 @@ class Multinomial:
         # (classes, n), and not (n, classes): the same numbers, several times faster for few classes
         log_p = F.log_softmax(torch.addmm(shift[:, None], weight.T.to(self.x.dtype), self.x.T), 0)
         # summed in float64: rounding errors of the loss are what line searches stumble over
-        loss = -log_p.gather(0, self.y[None]).sum(dtype=torch.float64)
+        if self.is_plain:
+            loss = -log_p.gather(0, self.y[None]).sum(dtype=torch.float64)
+        else:
+            per_image = (self.targets * log_p).sum(0)
+            loss = -(per_image if self.weights is None else self.weights * per_image).sum(dtype=torch.float64)
         residual = log_p.exp_().sub_(self.targets)
+        if self.weights is not None:
+            residual *= self.weights
         parts = loss, residual.sum(1, dtype=torch.float64), _product_in_units(residual, self.x)
         loss, of_bias, of_weight = (part / self.images for part in totals(*parts))
         return float(loss), of_weight.T - mean[:, None] * of_bias, of_bias
+
+
+def _every(rows: Tensor, stride: int) -> Tensor:
+    """Every so many rows of each unit of images."""
+    return rows if stride == 1 else torch.cat([unit[::stride] for unit in rows.split(UNIT)])
 
 
 def _product_in_units(left: Tensor, right: Tensor) -> Tensor:
@@ -193,6 +209,9 @@ class _OfAll(_Coordinates):
             hessian.diagonal(dim1=1, dim2=3).add_(of_class.transpose(1, 2))
         hessian = _mean_of_all(hessian, len(x))
         hessian[:-1].diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).add_(2 * lam)
+        # The same bias for every class changes no probability: a direction without curvature, in which rounding errors would
+        # decide. The gradient has no part in it.
+        hessian[-1, :, -1] += 1 / classes
         self.factor = _factor(hessian.view(d * classes, d * classes))
 
     def _map(self, v: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -222,23 +241,28 @@ def _factor(matrix: Tensor) -> Tensor:
 class Square:
     """Ridge regression onto one-hot labels, in closed form for every penalty (proposition "simp_least_square")."""
 
-    def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int) -> None:
+    def __init__(self, x: Tensor, y: Tensor, classes: int, max_iterations: int, aim: Aim = PLAIN) -> None:
         self.dtype = x.dtype
         images = total_of_numbers(len(x))[0]
-        targets = F.one_hot(y, classes).double()
-        sums = totals(x.sum(0, dtype=torch.float64), targets.sum(0))
-        self.mean, self.target_mean = (part / images for part in sums)
+        targets = aim.targets(y, classes).double()
+        weights = aim.weights(y)
+        if weights is None:
+            self.mean, self.target_mean = (part / images for part in totals(x.sum(0, dtype=torch.float64), targets.sum(0)))
+        else:
+            sums = totals(weights @ x.double(), weights @ targets, weights.sum())
+            self.mean, self.target_mean = sums[0] / sums[2], sums[1] / sums[2]
+        roots = torch.ones(len(x), 1, dtype=torch.float64, device=x.device) if weights is None else weights.sqrt()[:, None]
         d = x.shape[1]
         covariance = torch.zeros(d, d, dtype=torch.float64, device=x.device)
         cross = torch.zeros(d, classes, dtype=torch.float64, device=x.device)
-        for part, some in zip(x.split(8192), targets.split(8192), strict=True):
-            centered = part.double() - self.mean
+        for part, some, root in zip(x.split(8192), targets.split(8192), roots.split(8192), strict=True):
+            centered = root * (part.double() - self.mean)
             covariance += centered.T @ centered
-            cross += centered.T @ (some - self.target_mean)
+            cross += centered.T @ (root * (some - self.target_mean))
         covariance, cross = totals(covariance, cross)
         self.values, self.vectors = torch.linalg.eigh(covariance / images)
         self.cross = self.vectors.T @ cross / images
-        self.spread = total_of_numbers(float((targets - self.target_mean).square().sum()))[0] / images
+        self.spread = total_of_numbers(float((roots * (targets - self.target_mean)).square().sum()))[0] / images
         self.multiplications = 0  # every solution is exact, and costs next to nothing
 
     def solve(self, lam: float, start: Solution | None, precision: float) -> tuple[Tensor, Tensor, float, int]:

@@ -33,7 +33,8 @@ from ..errors import ConfigError, DataError, NumericalError
 from ..network import Total, of_this_process
 from ..nn.checks import require
 from ..nn.devices import CG_ITERATIONS, reads_are_free, wide_dtype
-from .features import check_labels, one_hot
+from .features import check_labels
+from .targets import PLAIN, Aim
 
 #: ``hessian="auto"`` takes the full matrix up to this many rows, conjugate gradients beyond
 FULL_UP_TO = 1000
@@ -61,6 +62,7 @@ def reduced_objective(
     *,
     total: Total = of_this_process,
     solver: Solver | None = None,
+    aim: Aim = PLAIN,
 ) -> Reduced:
     """The objective of a batch, minimized over its classifier, and the step to that classifier.
 
@@ -74,6 +76,7 @@ def reduced_objective(
         hessian: of the multinomial model: ``"full"`` (Cholesky), ``"diag"`` (its diagonal), ``"cg"`` (conjugate gradients, which
             never form it), or ``"auto"``.
         solver: another solver of the multinomial model, a function of the batch and tau that gives the step.
+        aim: class weights and label smoothing.
         total: for several processes, see :data:`torchckn.network.Total`; the objective is then this process's part of a sum.
 
     Example:
@@ -86,7 +89,7 @@ def reduced_objective(
     """
     _check(features, targets, head, lam, tau, loss, hessian)
     targets = check_labels(targets, head.out_features)
-    batch = Batch(features, targets, head, lam, total)
+    batch = Batch(features, targets, head, lam, total, aim)
     if loss == "square":
         eta = _square_minimizer(batch) - batch.classifier
         return Reduced(batch.square_loss(batch.classifier + eta) + batch.penalty(batch.classifier + eta), eta)
@@ -121,13 +124,18 @@ def _check(features: Tensor, targets: Tensor, head: nn.Linear, lam: float, tau: 
 class Batch:
     """A batch as the solve sees it: gradient, Hessian and its products, each a sum over images that goes through ``total``."""
 
-    def __init__(self, features: Tensor, targets: Tensor, head: nn.Linear, lam: float, total: Total) -> None:
+    def __init__(
+        self, features: Tensor, targets: Tensor, head: nn.Linear, lam: float, total: Total, aim: Aim = PLAIN
+    ) -> None:
         ones = features.new_ones(len(features), 1)
         self.x = features if head.bias is None else torch.cat([features, ones], 1)  # (n, d + 1)
         parts = [head.weight] if head.bias is None else [head.weight, head.bias[:, None]]
         self.classifier = torch.cat([part.detach() for part in parts], 1)  # (K, d + 1)
         self.has_bias = head.bias is not None
-        self.targets = one_hot(targets, head.out_features).to(features)  # (n, K)
+        self.targets = aim.targets(targets, head.out_features).to(features)  # (n, K)
+        weights = aim.weights(targets)
+        #: of each image, (n, 1); None: 1
+        self.weights = None if weights is None else weights.to(features)[:, None]
         self.lam = lam
         self.total = total
         self.images = total(features.new_full((), len(features)))
@@ -136,7 +144,7 @@ class Batch:
         #: 2 lambda for each column of the classifier, 0 for the bias
         self.curvature_of_penalty = self.x.new_full((self.x.shape[1],), 2 * lam)
         if self.has_bias:
-            self.curvature_of_penalty[-1] = 0
+            self.curvature_of_penalty[-1:].zero_()
         self.log_p = F.log_softmax(self.x @ self.classifier.T, 1)  # (n, K), in the features' graph
         #: probabilities as constants, for the solve
         self.p = self.log_p.detach().exp()
@@ -145,12 +153,16 @@ class Batch:
         """This process's part of a mean over all images, in the graph."""
         return per_image.sum() / self.images
 
+    def weighted(self, per_image: Tensor) -> Tensor:
+        """What each image has, (n, ...), times its weight."""
+        return per_image if self.weights is None else self.weights * per_image
+
     def penalty(self, classifier: Tensor) -> Tensor:
         """This process's part of it: processes' objectives add up to the objective."""
         return self.share * (classifier.square() * self.curvature_of_penalty).sum() / 2
 
     def square_loss(self, classifier: Tensor) -> Tensor:
-        return self.mean((self.targets - self.x @ classifier.T).square())
+        return self.mean(self.weighted((self.targets - self.x @ classifier.T).square()))
 
     def model(self, eta: Tensor, diagonal: bool) -> Tensor:
         """The quadratic model f(V) + <grad f(V), eta> + eta^T H eta / 2, in the graph of the features."""
@@ -161,31 +173,32 @@ class Batch:
             curvature = (p * u.square()).sum(1) - (p * u).sum(1).square()
         per_image = ((p - self.targets) * u - self.targets * self.log_p).sum(1) + curvature / 2
         penalty = self.penalty(self.classifier) + self.share * (self.classifier * eta * self.curvature_of_penalty).sum()
-        return self.mean(per_image) + penalty + self.penalty(eta)
+        return self.mean(self.weighted(per_image[:, None])) + penalty + self.penalty(eta)
 
     def gradient(self) -> Tensor:
         """Of f at the head: (K, d + 1)"""
-        residual = self.p - self.targets
+        residual = self.weighted(self.p - self.targets)
         return self.total(residual.T @ self.x) / self.images + self.classifier * self.curvature_of_penalty
 
     def product(self, v: Tensor) -> Tensor:
         """H v, H never being formed: (K, d + 1)"""
         u = self.x @ v.T
-        weighted = self.p * (u - (self.p * u).sum(1, keepdim=True))
-        return self.total(weighted.T @ self.x) / self.images + v * self.curvature_of_penalty
+        image = self.weighted(self.p * (u - (self.p * u).sum(1, keepdim=True)))
+        return self.total(image.T @ self.x) / self.images + v * self.curvature_of_penalty
 
     def diagonal(self) -> Tensor:
         """Of H: (K, d + 1)"""
-        return self.total((self.p * (1 - self.p)).T @ self.x.square()) / self.images + self.curvature_of_penalty
+        return self.total(self.weighted(self.p * (1 - self.p)).T @ self.x.square()) / self.images + self.curvature_of_penalty
 
     def hessian(self) -> Tensor:
         """H itself: (K (d + 1), K (d + 1)), classes outside, columns of the classifier inside."""
         n, classes = self.p.shape
         size = self.x.shape[1]
         spread = (self.p[:, :, None] * self.x[:, None]).flatten(1)  # (n, K (d + 1)), p_ik x_ij
-        matrix = -(spread.T @ spread)
+        weighted = self.weighted(spread)
+        matrix = -(weighted.T @ spread)
         blocks = matrix.view(classes, size, classes, size).diagonal(dim1=0, dim2=2)  # (d + 1, d + 1, K)
-        blocks += torch.einsum("nki,nj->ijk", spread.view(n, classes, size), self.x)
+        blocks += torch.einsum("nki,nj->ijk", weighted.view(n, classes, size), self.x)
         matrix = self.total(matrix) / self.images
         matrix.diagonal().add_(self.curvature_of_penalty.repeat(classes))
         return matrix
@@ -219,7 +232,7 @@ def diagonal_step(batch: Batch, tau: float) -> Tensor:
 
 def _conjugate_gradients(batch: Batch, tau: float) -> Tensor:
     """Preconditioned by the diagonal, up to a residual of rounding's size."""
-    tolerance = 32 * torch.finfo(batch.x.dtype).eps ** 0.75  # 5e-5 in single precision, 6e-11 in double
+    tolerance = 2**11 * torch.finfo(batch.x.dtype).eps  # 2e-4 in single precision, 5e-13 in double
     scale = (batch.diagonal() + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
     eta = torch.zeros_like(batch.classifier)
     residual = -batch.gradient()
@@ -262,10 +275,14 @@ def _square_minimizer(batch: Batch) -> Tensor:
     wide = wide_dtype(batch.x.device)
     x, y, n = batch.x.to(wide), batch.targets.to(wide), batch.images.to(wide)
     x_mean, y_mean = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1])
+    weights = None if batch.weights is None else batch.weights.to(wide)
     if batch.has_bias:
         x = x[:, :-1]
-        x_mean, y_mean = batch.total(x.sum(0)) / n, batch.total(y.sum(0)) / n
+        all_weights = n if weights is None else batch.total(weights.sum())
+        x_mean, y_mean = (batch.total(batch.weighted(part).sum(0)) / all_weights for part in (x, y))
         x, y = x - x_mean, y - y_mean
+    if weights is not None:
+        x, y = weights.sqrt() * x, weights.sqrt() * y
     images = len(x) if batch.total is of_this_process else float(n)
     if images < x.shape[1] and batch.total in (of_this_process, over_processes):
         x, y = gathered(x), gathered(y)  # the images are the smaller side, and every process solves for all of them

@@ -81,7 +81,7 @@ class Kernel(nn.Module):
 
         This is ``k(W E N^-1) N`` in the layer equation. With ``inplace``, ``responses`` may be overwritten.
         """
-        norms, inverse = safe_norms(squared_norms)
+        norms, inverse = (part.to(responses.dtype) for part in safe_norms(squared_norms))
         values = self.kappa(responses * inverse)
         return values * norms**self.degree if self.degree else values
 

@@ -145,7 +145,9 @@ def _polynomial(t: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     powers = [k for k, c in enumerate(coefficients) if c] or [0]
     gaps = [high - low for low, high in zip([0, *powers], powers, strict=False)]
     constants = [coefficients[k] for k in powers]
-    if torch.compiler.is_compiling():  # the compiler fuses the passes itself
+    if (
+        torch.compiler.is_compiling() or t.device.type != "cpu"
+    ):  # a compiler fuses the passes itself; others have no such cache
         total = torch.full_like(t, constants[-1])
         for i in range(len(powers) - 1, 0, -1):
             total = total * t ** gaps[i] + constants[i - 1]

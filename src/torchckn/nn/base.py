@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,16 @@ from .devices import reads_are_free, wide_dtype
 from .functional import block_count, gram_of_cosines, precomputed_projection, projection
 from .geometry import draw_normal
 from .invsqrt import Spectrum, check_method, closed_form, resolve_method
+
+
+class _CachedRoot(NamedTuple):
+    """A root, and the settings and tensors that it depends on."""
+
+    settings: object
+    tensors: list[Tensor]
+    wide: Tensor
+    """in float64, for an accurate gradient"""
+    root: Tensor
 
 
 class KernelLayer(nn.Module):
@@ -61,8 +71,7 @@ class KernelLayer(nn.Module):
         self.inverse_sqrt = inverse_sqrt
         self.root_block = root_block
         self.filter_dims = filter_dims  # number of trailing dimensions of one filter
-        # the settings and tensors that the cached root depends on, and the root
-        self._cache: tuple[object, list[Tensor], Tensor] | None = None
+        self._cache: _CachedRoot | None = None
         self._shared: Tensor | None = None  # the root for all passes within shared_projection
         self._spectrum = Spectrum()  # of the layers whose roots are computed together with this one's
         # Drawn on the CPU in float64, so that a seed gives the same filters on every device and in every dtype.
@@ -116,23 +125,29 @@ class KernelLayer(nn.Module):
         In training mode it is computed in every call, with its graph. In eval mode it is computed once and cached for as long
         as the filters, the bandwidth and eps do not change; gradients are exact in both modes.
         """
+        root = self.own_projection()
+        return root.clone() if self._cache is not None and root is self._cache.root else root
+
+    def own_projection(self) -> Tensor:
+        """:meth:`projection` for the layer's own use: it may be the cached tensor, which is not to be changed."""
         if self._shared is not None:
             return self._shared
-        weight = self.filter_matrix()
         if self.training or torch.compiler.is_compiling():
+            weight = self.filter_matrix()
             self._check_filters(weight)
             return projection(weight, self.kernel, self.eps, self.inverse_sqrt, self.root_block)
-        root = self._cached_root(weight)
-        inputs = (self.weight, *self.kernel.parameters())
-        if torch.is_grad_enabled() and any(p.requires_grad for p in inputs):
-            root = precomputed_projection(weight.to(root.dtype), self.kernel, self.eps, root, self.root_block)
-        return root.to(weight.dtype, copy=True)
+        cached = self._cached_root()
+        if torch.is_grad_enabled() and any(p.requires_grad for p in (self.weight, *self.kernel.parameters())):
+            rows = self.filter_matrix().to(cached.wide.dtype)
+            root = precomputed_projection(rows, self.kernel, self.eps, cached.wide, self.root_block)
+            return root.to(self.weight.dtype, copy=True)
+        return cached.root
 
     def batching_key(self) -> object | None:
         """What layers have in common whose roots can be computed together; None for a root that is computed by itself."""
         kernel, device = self.kernel, self.weight.device
         usual = type(self).projection is KernelLayer.projection and self.weight.ndim == self.filter_dims + 1
-        method = resolve_method(self.inverse_sqrt, device, self.filters)[0]
+        method = resolve_method(self.inverse_sqrt, device)[0]
         simple = usual and self.filter_matrix().ndim == 2 and block_count(self.filters, self.root_block) == 1
         if not simple or method != "eigh" or kernel.is_steep or list(kernel.parameters()) or not self.training:
             return None
@@ -147,20 +162,21 @@ class KernelLayer(nn.Module):
         """
         return _sharing({self: self.projection() if root is None else root})
 
-    @torch.inference_mode(False)  # a tensor made in inference mode could not be used outside of it
-    @torch.no_grad()
-    def _cached_root(self, weight: Tensor) -> Tensor:
-        attributes = sorted((k, v) for k, v in vars(self.kernel).items() if isinstance(v, (int, float, str)))
-        settings = (type(self.kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
-        tensors = [weight, *self.kernel.parameters(), *self.kernel.buffers()]
+    def _cached_root(self) -> _CachedRoot:
+        kernel = self.kernel
+        attributes = {k: v for k, v in vars(kernel).items() if isinstance(v, (int, float, str))}
+        settings = (type(kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
+        tensors = [self.weight, *kernel._parameters.values(), *kernel._buffers.values()]
         # Values are compared, not version counters, which miss changes through `.data`.
-        if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], tensors):
-            self._check_filters(weight)
-            # Cached in float64, for an accurate gradient.
-            wide = weight.to(wide_dtype(weight.device))
-            root = projection(wide, self.kernel, self.eps, self.inverse_sqrt, self.root_block)
-            self._cache = settings, [tensor.clone() for tensor in tensors], root
-        return self._cache[2]
+        if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):
+            # A tensor made in inference mode could not be used outside of it.
+            with torch.inference_mode(False), torch.no_grad():
+                weight = self.filter_matrix()
+                self._check_filters(weight)
+                wide = weight.to(wide_dtype(weight.device))
+                root = projection(wide, kernel, self.eps, self.inverse_sqrt, self.root_block)
+                self._cache = _CachedRoot(settings, [t.clone() for t in tensors], root, root.to(weight.dtype, copy=True))
+        return self._cache
 
     def _check_filters(self, weight: Tensor) -> None:
         if torch.compiler.is_compiling():

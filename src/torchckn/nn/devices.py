@@ -5,12 +5,14 @@ Read next: :mod:`torchckn.nn.checks`.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
-from ..choices import RootMethod
+from ..choices import Precision, RootMethod
 
-#: filters up to which ``method="auto"`` takes the closed form on an accelerator
-CLOSED_FORM_UP_TO = 32
+#: filters up to which an accelerator computes roots in float64, which takes it no longer than float32
+WIDE_UP_TO = 32
 #: Iterations of conjugate gradients on an accelerator, where asking after each one whether it was the last would take longer than
 #: the iteration. What has converged before does not change any more.
 CG_ITERATIONS = 200
@@ -21,17 +23,35 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def choose_method(device: torch.device, size: int) -> RootMethod:
+def choose_method(device: torch.device) -> RootMethod:
     """The method of the inverse square root that ``method="auto"`` uses on this device.
 
-    On a CPU the closed form is the most accurate and the fastest (``make bench`` prints the comparison). On an
-    accelerator, eigendecompositions of more than a few dozen rows are slow and matrix products are fast.
+    On a CPU the closed form is the most accurate and the fastest (``make bench`` prints the comparison). On an accelerator,
+    eigendecompositions are slow, the host waits for each of them to ask whether it has succeeded, and products are fast.
 
     In training, Newton iterations do not start from the root of the step before, although the filters have moved little: there
     is little to gain, because on two CPU cores an eigendecomposition of 512 to 1,024 rows takes as long as 6 to 14 products, and
     the derivative needs it.
     """
-    return "eigh" if device.type == "cpu" or size <= CLOSED_FORM_UP_TO else "newton"
+    return "eigh" if device.type == "cpu" else "newton"
+
+
+def computes_wide(method: str, device: torch.device, size: int) -> bool:
+    """Whether the root of this many filters, and their Gram matrix, are computed in :func:`wide_dtype`."""
+    return method == "eigh" or (device.type != "cpu" and size <= WIDE_UP_TO)
+
+
+_AUTOCAST: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
+    """Within this context convolutions and kernel maps are computed in this precision."""
+    return torch.autocast(device.type, _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext()
+
+
+def own_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Within this context everything is computed in the dtype of its tensors, whatever :func:`autocast` says around it."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def prefers_channels_last(device: torch.device) -> bool:

@@ -36,8 +36,9 @@ from ..errors import DataError
 from ..kernels import Kernel, Linear
 from . import native
 from .checks import reads_now, require
-from .devices import prefers_channels_last, wide_dtype
-from .fused import Geometry, applies, fused_conv2d, window_of
+from .devices import computes_wide, own_precision, prefers_channels_last, wide_dtype
+from .direct import Geometry
+from .fused import applies, fused_conv2d, window_of
 from .geometry import Pair
 from .invsqrt import inverse_sqrt, precomputed_inverse_sqrt, resolve_method
 
@@ -67,9 +68,10 @@ def projection(weight: Tensor, kernel: Kernel, eps: float, method: str = "auto",
     blocks = filter_blocks(weight, block)
     if len(blocks) > 1:
         return block_diagonal([projection(part, kernel, eps, method) for part in blocks])
-    method, iters = resolve_method(method, weight.device, weight.shape[-2])
-    wide = weight.to(wide_dtype(weight.device)) if method == "eigh" else weight
-    return inverse_sqrt(filter_gram(wide, kernel, eps), method, iters=iters).to(weight.dtype)
+    method, iters = resolve_method(method, weight.device)
+    wide = weight.to(wide_dtype(weight.device)) if computes_wide(method, weight.device, weight.shape[-2]) else weight
+    with own_precision(weight.device):
+        return inverse_sqrt(filter_gram(wide, kernel, eps), method, iters=iters).to(weight.dtype)
 
 
 def precomputed_projection(weight: Tensor, kernel: Kernel, eps: float, root: Tensor, block: int | None = None) -> Tensor:
@@ -106,7 +108,8 @@ def block_diagonal(roots: Sequence[Tensor]) -> Tensor:
 
 def patch_squares(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """The diagonal of N^2: the squared norm of every patch of (N, C, H, W), as (N, 1, H', W')."""
-    return _PatchSquares.apply(x, kernel_size, stride, padding, dilation)
+    with own_precision(x.device):  # rounded norms would distort every cosine of a patch alike
+        return _PatchSquares.apply(x, kernel_size, stride, padding, dilation)
 
 
 class _PatchSquares(torch.autograd.Function):
@@ -181,7 +184,12 @@ def kernel_conv2d(
         values = values if groups == 1 else values.unflatten(0, (-1, groups)).flatten(1, 2)
     if pool is not None:
         values = pool(values)
-    return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
+    # A root has large entries of both signs, which amplify the rounding of what they multiply.
+    with own_precision(x.device):
+        values = values.to(root.dtype)
+        if values.stride(1) == 1 and root.ndim == 2:  # channels last: a product of matrices
+            return F.linear(values.permute(0, 2, 3, 1), root).permute(0, 3, 1, 2)
+        return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
 
 
 def _split(x: Tensor, groups: int) -> Tensor:
@@ -199,7 +207,9 @@ def fast_layout(x: Tensor) -> Tensor:
 def kernel_linear(x: Tensor, weight: Tensor, root: Tensor, kernel: Kernel) -> Tensor:
     """The layer equation for one patch that is the whole input: rows (N, s), filters (f, s) -> (N, f)."""
     squares = x.square().sum(1, keepdim=True)
-    return kernel.map(F.linear(x, weight), squares) @ root
+    values = kernel.map(F.linear(x, weight), squares)
+    with own_precision(x.device):
+        return values.to(root.dtype) @ root
 
 
 def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel, region_of: Tensor) -> Tensor:
@@ -217,7 +227,8 @@ def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel
     squares = patches.square().sum(1)  # (N, L)
     responses = torch.einsum("lfs,nsl->nfl", weight[region_of], patches)
     values = kernel.map(responses, squares[:, None])
-    return torch.einsum("lfg,ngl->nfl", root[region_of], values)
+    with own_precision(values.device):
+        return torch.einsum("lfg,ngl->nfl", root[region_of], values.to(root.dtype))
 
 
 def check_finite(values: Tensor, what: str = "a kernel network") -> None:

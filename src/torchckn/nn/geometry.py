@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,11 @@ def draw_normal(shape: tuple[int, ...], generator: torch.Generator | None, devic
     if device is not None and torch.device(device).type == "meta":
         return torch.empty(shape, dtype=torch.float64, device="meta")
     return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def filled(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """The numbers as a vector, filled in on the device of ``like``: for a copy from the host, the host would wait."""
+    return torch.stack([like.new_full((), number) for number in numbers])
 
 
 def real_device(device: torch.device | str | None) -> torch.device | str | None:

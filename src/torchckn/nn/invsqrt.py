@@ -52,10 +52,10 @@ def check_method(method: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def resolve_method(method: str, device: torch.device, size: int) -> tuple[str, int]:
+def resolve_method(method: str, device: torch.device) -> tuple[str, int]:
     """The method with ``"auto"`` resolved, and its number of Newton iterations."""
     name, iters = check_method(method)
-    return (choose_method(device, size) if name == "auto" else name), iters
+    return (choose_method(device) if name == "auto" else name), iters
 
 
 def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = None, tol: float | None = None) -> Tensor:
@@ -73,7 +73,7 @@ def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = No
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.2000]])
     """
-    method, method_iters = resolve_method(method, matrix.device, matrix.shape[-1] if matrix.ndim else 0)
+    method, method_iters = resolve_method(method, matrix.device)
     iters = method_iters if iters is None else iters
     _require_symmetric(matrix)
     symmetric = (matrix + matrix.mT) / 2
@@ -92,20 +92,20 @@ class Spectrum:
     """
 
     def __init__(self) -> None:
-        self._known: tuple[Tensor, Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
 
     def of(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """M = U diag(s^2) U^T as s, U, in float64."""
-        if self._known is not None and reads_are_free(matrix.device):
-            known, scales, vectors = self._known
-            if known.dtype == matrix.dtype and torch.equal(known, matrix):
+        if self._last is not None and reads_are_free(matrix.device):
+            matrix_before, scales, vectors = self._last
+            if matrix_before.dtype == matrix.dtype and torch.equal(matrix_before, matrix):
                 return scales, vectors
         values, vectors = torch.linalg.eigh(matrix.to(wide_dtype(matrix.device)))
         # An eigenvalue below the rounding error of the largest one is noise, whatever its sign.
         noise = matrix.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].abs()
         _require_positive(values[..., :1] - noise, matrix)
         scales = values.sqrt()
-        self._known = matrix.detach(), scales, vectors
+        self._last = matrix.detach(), scales, vectors
         return scales, vectors
 
 

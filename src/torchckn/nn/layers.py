@@ -112,7 +112,7 @@ class KernelConv2d(KernelLayer):
         return kernel_conv2d(
             x,
             weight,
-            self.projection(),
+            self.own_projection(),
             self.kernel,
             stride=self.stride,
             padding=self.padding,
@@ -162,7 +162,7 @@ class KernelLinear(KernelLayer):
                 f"KernelLinear expected a batch of inputs with {self.in_features} numbers each, got {tuple(x.shape)}"
             )
         require_same_type("KernelLinear", x, self.weight)
-        return kernel_linear(x.flatten(1), self.weight, self.projection(), self.kernel)
+        return kernel_linear(x.flatten(1), self.weight, self.own_projection(), self.kernel)
 
 
 class KernelLocal2d(KernelLayer):
@@ -232,7 +232,7 @@ class KernelLocal2d(KernelLayer):
         if tuple(x.shape[2:]) != self.input_size:
             raise DataError(f"KernelLocal2d expected images of {self.input_size} pixels, got {tuple(x.shape[2:])}")
         patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (N, s, L)
-        features = kernel_local2d(patches, self.filter_matrix(), self.projection(), self.kernel, self.region_of)
+        features = kernel_local2d(patches, self.filter_matrix(), self.own_projection(), self.kernel, self.region_of)
         features = features.unflatten(2, self.output_size)  # (N, f, H', W')
         # Unlike in KernelConv2d, the projection differs between regions, so pooling comes after it.
         return features if self.pool is None else self.pool(features)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..choices import NormOver
 from ..kernels import safe_norms
+from .geometry import filled
 
 
 class Normalization(nn.Module):
@@ -37,7 +38,7 @@ class Standardization(nn.Module):
         self.mean, self.std = tuple(mean), tuple(std)
 
     def forward(self, x: Tensor) -> Tensor:
-        mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (self.mean, self.std))
+        mean, std = (filled(numbers, x)[:, None, None] for numbers in (self.mean, self.std))
         return (x - mean) / std
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ..choices import Init
 from ..errors import ConfigError, DataError
 from ..kernels import Linear
-from .base import KernelLayer, _all_equal
-from .devices import wide_dtype
+from .base import KernelLayer, _all_equal, _CachedRoot
+from .devices import computes_wide, own_precision, wide_dtype
 from .functional import block_diagonal, filter_blocks
 from .geometry import draw_normal
 from .invsqrt import inverse_sqrt, resolve_method
@@ -89,13 +89,13 @@ class KernelProduct(KernelLayer):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt, self.root_block)
         settings = (self.eps, self.inverse_sqrt, self.root_block)
-        if self._cache is None or self._cache[0] != settings or not _all_equal(self._cache[1], factors):
+        if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, factors):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             with torch.inference_mode(False), torch.no_grad():
                 copies = [w.detach().clone() for w in factors]
                 root = pair_projection(copies[0], copies[1], self.eps, self.inverse_sqrt, self.root_block)
-                self._cache = settings, copies, root
-        return self._cache[2].clone()
+                self._cache = _CachedRoot(settings, copies, root, root)
+        return self._cache.root.clone()
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         for x, channels in zip((first, second), self.in_channels, strict=True):
@@ -114,7 +114,9 @@ class KernelProduct(KernelLayer):
 def kernel_product(first: Tensor, second: Tensor, weight: Tensor, second_weight: Tensor, root: Tensor) -> Tensor:
     """The layer equation: A [(W1 u) o (W2 v)]."""
     values = pair_responses(first, second, weight, second_weight)
-    return values @ root if values.ndim == 2 else F.conv2d(values, root[:, :, None, None])
+    with own_precision(values.device):
+        values = values.to(root.dtype)
+        return values @ root if values.ndim == 2 else F.conv2d(values, root[:, :, None, None])
 
 
 def pair_responses(first: Tensor, second: Tensor, weight: Tensor, second_weight: Tensor) -> Tensor:
@@ -133,11 +135,13 @@ def pair_projection(
     pairs = list(zip(filter_blocks(weight, block), filter_blocks(second_weight, block), strict=True))
     if len(pairs) > 1:
         return block_diagonal([pair_projection(*pair, eps, method) for pair in pairs])
-    method, iters = resolve_method(method, weight.device, len(weight))
-    wide = [w.to(wide_dtype(w.device)) if method == "eigh" else w for w in (weight, second_weight)]
-    gram = (wide[0] @ wide[0].mT) * (wide[1] @ wide[1].mT)
-    gram = (gram + gram.mT) / 2 + eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    return inverse_sqrt(gram, method, iters=iters).to(weight.dtype)
+    method, iters = resolve_method(method, weight.device)
+    dtype = wide_dtype(weight.device) if computes_wide(method, weight.device, len(weight)) else weight.dtype
+    wide = [w.to(dtype) for w in (weight, second_weight)]
+    with own_precision(weight.device):
+        gram = (wide[0] @ wide[0].mT) * (wide[1] @ wide[1].mT)
+        gram = (gram + gram.mT) / 2 + eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        return inverse_sqrt(gram, method, iters=iters).to(weight.dtype)
 
 
 def tensor_products(first: Tensor, second: Tensor) -> Tensor:

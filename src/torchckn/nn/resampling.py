@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .geometry import Pair
+from .geometry import Pair, filled
 
 
 class FixedWindow(nn.Module):
@@ -25,8 +25,8 @@ class FixedWindow(nn.Module):
         self.window, self.stride, self.padding = tuple(map(tuple, window)), stride, padding
 
     def forward(self, x: Tensor) -> Tensor:
-        window = torch.tensor(self.window, dtype=x.dtype, device=x.device)[None, None]
-        return F.conv2d(x, window.expand(x.shape[1], 1, *window.shape[2:]), None, self.stride, self.padding, 1, x.shape[1])
+        window = torch.stack([filled(row, x) for row in self.window])
+        return F.conv2d(x, window.expand(x.shape[1], 1, *window.shape), None, self.stride, self.padding, 1, x.shape[1])
 
 
 class Resized(nn.Module):
@@ -48,4 +48,10 @@ class SelectedChannels(nn.Module):
         self.channels = list(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x[:, self.channels]
+        return torch.cat([x[:, first:end] for first, end in _runs(self.channels)], 1)  # no index to copy to the device
+
+
+def _runs(numbers: Sequence[int]) -> list[Pair]:
+    """Where numbers in a row begin and end: [0, 1, 2, 5, 6] -> [(0, 3), (5, 7)]"""
+    starts = [i for i, n in enumerate(numbers) if i == 0 or n != numbers[i - 1] + 1]
+    return [(numbers[i], numbers[j - 1] + 1) for i, j in zip(starts, [*starts[1:], len(numbers)], strict=True)]

@@ -28,7 +28,7 @@ class Series:
     y: list[float | None]
     minor: bool = False
     """hidden until the reader selects it, if there are others"""
-    chosen: int | None = None
+    marked: int | None = None
     """a point with a ring around it"""
 
 
@@ -107,7 +107,7 @@ def penalty_chart(runs: Sequence[RunFolder]) -> Chart:
             if not scores:
                 continue
             lams = [score["lam"] for score in scores]
-            chosen = lams.index(fit["lam"]) if fit["lam"] in lams else None
+            marked = lams.index(fit["lam"]) if fit["lam"] in lams else None
             # Two lines per run: the dash distinguishes before from after as well.
             colour, dash = style(index)
             chart.series.append(
@@ -117,7 +117,7 @@ def penalty_chart(runs: Sequence[RunFolder]) -> Chart:
                     "3 4" if key == "start" else dash,
                     [[math.log2(lam) for lam in lams]],
                     [_finite(score["accuracy"]) for score in scores],
-                    chosen=chosen,
+                    marked=marked,
                 )
             )
     return chart

@@ -54,7 +54,8 @@ def translate(
     """The kernel counterpart of a ConvNet, with random filters; ``ckn.report`` says what each operation has become.
 
     Args:
-        net: any module that ``torch.fx`` can trace. It is left untouched; its dtype and device carry over.
+        net: any module that does the same operations for all images of one shape. It is left untouched; its dtype and device
+            carry over.
         input_shape: (channels, height, width); optional for networks that have an ``input_shape``, as those of the zoo do. The
             number of channels may differ from the network's: the CKN takes that of the images.
         kernel: ``"match"`` for each activation's own kernel, or one kernel for all nonlinear layers, such as
@@ -202,12 +203,12 @@ def _traced(net: nn.Module, shape: tuple[int, int, int], adapt: bool) -> Trace:
 
     first = next((m for m in net.modules() if isinstance(m, nn.Conv2d)), None)
     try:
-        return trace(net, shape, has_rule)
+        return trace(net, shape, has_rule, RULES)
     except TranslationError:
         if not adapt or first is None or first.in_channels == shape[0]:
             raise
         try:
-            return trace(net, (first.in_channels, *shape[1:]), has_rule)
+            return trace(net, (first.in_channels, *shape[1:]), has_rule, RULES)
         except TranslationError:
             pass
         raise
@@ -220,6 +221,8 @@ def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, 
     values: dict[str, Any] = {traced.input.name: Value(Graph.input, shape, width=channels)}
     for operation in traced.operations:
         step = Step(builder, operation, values)
+        if operation.key in _NUMBERS and step.raw_inputs:
+            raise step.refuse("it turns a feature map into numbers", "Compute with tensors.")
         # Not translated: the input and parameters, arithmetic with sizes, and with parameters alone (a weight times a mask).
         if operation.key is None or _is_bookkeeping(operation) or not step.raw_inputs:
             continue
@@ -240,6 +243,10 @@ def _walk(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict[str, 
                 value = builder.settle(value)
         values[operation.name] = value
     return values
+
+
+#: methods that give numbers, and not tensors, which depend on pixels
+_NUMBERS = ("item", "tolist")
 
 
 def _apply(applied: Rule, step: Step) -> Any:

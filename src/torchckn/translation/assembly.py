@@ -92,8 +92,8 @@ class Builder:
             return value
         key = id(value.view)
         if key not in self._looked_at:
-            found = self.look(value.view)
-            self._looked_at[key] = self.settle(found) if value.several else found
+            resolved = self.look(value.view)
+            self._looked_at[key] = self.settle(resolved) if value.several else resolved
         return self._looked_at[key]
 
     def part(self, value: Value, channels: Sequence[int]) -> tuple[Value, list[str]]:

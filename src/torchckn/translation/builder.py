@@ -147,15 +147,15 @@ class Step:
 
         ``parts`` has what is inexact about the kernel that matches; a kernel that was chosen is meant as it is.
         """
-        value, chosen = self.input, self.builder.policy.kernel
-        used = kernel if chosen is None else chosen
+        value, override = self.input, self.builder.policy.kernel
+        used = kernel if override is None else override
         reasons, decided = [why], ""
         if used.spec() != kernel.spec():
             exact, reasons, parts = False, [chosen_kernel(used, kernel)], ()
         elif not value.gaussian:
             exact = False
             reasons.append("exact for linear units only, and these are not linear")
-        faithful = exact or chosen is not None  # a kernel that was chosen is meant
+        faithful = exact or override is not None  # a kernel that was chosen is meant
         if value.pending is not None:
             result = self.builder.add(value.pending.with_kernel(used))
             decided = str(used.spec())
@@ -266,9 +266,9 @@ def _flat(argument: Any) -> list[Any]:
     return [argument]
 
 
-def rule_module(module: nn.Module, known: dict[Any, Any]) -> type[nn.Module] | None:
+def rule_module(module: nn.Module, rules: dict[Any, Any]) -> type[nn.Module] | None:
     """The class whose rule applies to a module: its own, or one that it inherits its forward from."""
     for ancestor in type(module).__mro__:
-        if ancestor in known and type(module).forward is ancestor.forward:  # type: ignore[attr-defined]
+        if ancestor in rules and type(module).forward is ancestor.forward:  # type: ignore[attr-defined]
             return ancestor
     return None

@@ -1,7 +1,7 @@
 """The operations of a ConvNet in the order of computation, with their shapes and their places in the source.
 
-``torch.fx`` traces ``forward`` with a symbolic image; then an image of zeros runs through the recorded graph, which gives the
-shapes. The network itself is left untouched: all of this happens to a copy. Read next: :mod:`torchckn.translation.rules`.
+A copy of the network is traced with images of zeros: by ``symbolic.py``, and by ``exported.py`` where that cannot be. Read next:
+:mod:`torchckn.translation.rules`.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..errors import TranslationError
+from . import symbolic
+from .calls import Call, DependsOnPixelsError, DoesNotRunError, Key, Recording, culprit, first_line, zero_images
 
-Key = type[nn.Module] | Callable[..., Any] | str
-"""What identifies an operation: the class of a module, a function, or the name of a tensor's method."""
+__all__ = ["Key", "Operation", "Trace", "trace"]
 
 
 @dataclass
@@ -71,38 +70,90 @@ class Trace:
     """what ``forward`` returns; a tensor is the operation that gives it"""
 
 
-def trace(net: nn.Module, input_shape: Sequence[int], has_rule: Callable[[nn.Module], bool]) -> Trace:
+def trace(
+    net: nn.Module, input_shape: Sequence[int], has_rule: Callable[[nn.Module], bool], rules: Iterable[Key] = ()
+) -> Trace:
     """Trace ``net`` with an image of ``input_shape`` (C, H, W).
 
-    A module for which ``has_rule`` is true is one operation; all others are traced into.
+    A module for which ``has_rule`` is true is one operation; all others are traced into. ``rules`` has what functions are
+    known by.
     """
     net = _copy(net)
-    graph_module = _record(net, has_rule)
-    values = _run(graph_module, net, tuple(input_shape))
+    home = type(net).__mro__[1].__module__  # of the class that was copied
+    if has_rule(net) or (home.startswith("torch.nn") and not isinstance(net, nn.Sequential)):
+        net = nn.Sequential(net)  # a single layer is a network as well
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings about the network, which its own training shows as well
+        return _assembled(_recorded(net, tuple(input_shape), has_rule, rules))
+
+
+def _recorded(
+    net: nn.Module, shape: tuple[int, ...], has_rule: Callable[[nn.Module], bool], rules: Iterable[Key]
+) -> Recording:
+    images = zero_images(net, shape)
+    try:
+        return symbolic.record(net, images, has_rule)
+    except DoesNotRunError as error:
+        raise _does_not_run(net, shape, error) from None
+    except DependsOnPixelsError as error:
+        raise _cannot_be_traced(net, error) from None
+    except Exception as error:
+        symbolic_error = error
+    try:
+        net(images)
+    except Exception as error:
+        raise _does_not_run(
+            net, shape, DoesNotRunError(culprit(error).removeprefix(" beyond ") or "forward", error)
+        ) from None
+    from . import exported  # imports torch's compiler, which takes seconds
+
+    for strict in (False, True):
+        try:
+            return exported.record(net, images, has_rule, rules, strict=strict)
+        except Exception:  # torch.export has no common class for what it refuses
+            continue
+    raise _cannot_be_traced(net, symbolic_error)
+
+
+def _does_not_run(net: nn.Module, shape: tuple[int, ...], error: DoesNotRunError) -> TranslationError:
+    return TranslationError(
+        f"{type(net).__name__} does not run on images of shape {shape}: {error}. Check that input_shape, without the batch, "
+        "is the one that the network was made for."
+    )
+
+
+def _cannot_be_traced(net: nn.Module, error: BaseException) -> TranslationError:
+    return TranslationError(
+        f"{type(net).__name__} cannot be traced{culprit(error)}: {first_line(error)}. Its forward must do the same "
+        "operations for every image of one shape: no `if` or loop that depends on pixel values, no tensors turned into numbers. "
+        "Move such code out of forward, or put it into a module of its own and register a rule for that module."
+    )
+
+
+def _assembled(recording: Recording) -> Trace:
+    """The operations that the output depends on, each with those that read it."""
     #: the operation that gives a node's value: its own, or the last one that has changed it in place
     current: dict[fx.Node, Operation] = {}
     operations: list[Operation] = []
     taken = {"input", "head"}
-    output: Any = None
-    for node in graph_module.graph.nodes:
-        args, kwargs = _replace(node.args, current), _replace(node.kwargs, current)
-        if node.op == "output":
-            output = args[0]
-            continue
-        key, kind, module = _identify(node, graph_module)
-        source = str(node.target) if node.op in ("call_module", "get_attr", "placeholder") else node.name
-        operation = Operation(_unique(node.name, taken), source, key, kind, module, args, kwargs, values[node], _place(node))
+    for call in recording.calls:
+        operation = _operation(call, _unique(call.name, taken), current)
         operations.append(operation)
-        current[node] = operation
-        if _is_in_place(operation) and node.all_input_nodes:
-            changed = current[node.all_input_nodes[0]]
-            current.update({n: operation for n, o in current.items() if o is changed})
+        current[call.node] = operation
+        if _is_in_place(operation) and (before := _operations_in((operation.args, operation.kwargs))):
+            current.update({node: operation for node, other in current.items() if other is before[0]})
+    output = _replace(recording.output, current)
     used = _needed(output)
     kept = [o for o in operations if id(o) in used or o is operations[0]]
     for operation in kept:
         for earlier in {id(o): o for o in _operations_in((operation.args, operation.kwargs))}.values():
             earlier.users.append(operation)
     return Trace(kept, operations[0], output)
+
+
+def _operation(call: Call, name: str, current: dict[fx.Node, Operation]) -> Operation:
+    args, kwargs = _replace(call.args, current), _replace(call.kwargs, current)
+    return Operation(name, call.source, call.key, call.kind, call.module, args, kwargs, call.value, call.where)
 
 
 def _copy(net: nn.Module) -> nn.Module:
@@ -114,7 +165,7 @@ def _copy(net: nn.Module) -> nn.Module:
         net.__class__ = type(type(net).__name__, (type(net),), {"forward": lambda self, images: forward(self, images)})
     except Exception as error:
         raise TranslationError(
-            f"{type(net).__name__} cannot be copied, which translate does to leave it untouched: {_first_line(error)}. "
+            f"{type(net).__name__} cannot be copied, which translate does to leave it untouched: {first_line(error)}. "
             "Detach tensors that it holds, and pass the inner module of a compiled, parallel or scripted one."
         ) from None
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -160,84 +211,6 @@ def _needed(output: Any) -> set[int]:
     return needed
 
 
-class _Tracer(fx.Tracer):
-    """Records which line of the user's code each operation comes from. (torch can do that as well, but imports its compiler
-    for it, which takes longer than the whole translation.)"""
-
-    def __init__(self, has_rule: Callable[[nn.Module], bool]) -> None:
-        super().__init__()
-        self._has_rule = has_rule
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return self._has_rule(m) or super().is_leaf_module(m, module_qualified_name)
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
-        stack = traceback.extract_stack()[:-1]
-        began = max(i for i, frame in enumerate(stack) if frame.filename == __file__)  # where tracing was called
-        node.meta["own_frames"] = [frame for frame in stack[began + 1 :] if not _is_torch(frame.filename)]
-        return node
-
-
-def _record(net: nn.Module, has_rule: Callable[[nn.Module], bool]) -> fx.GraphModule:
-    home = type(net).__mro__[1].__module__  # of the class that was copied
-    if has_rule(net) or (home.startswith("torch.nn") and not isinstance(net, nn.Sequential)):
-        net = nn.Sequential(net)  # a single layer is a network as well
-    tracer = _Tracer(has_rule)
-    try:
-        graph = tracer.trace(net)
-    except Exception as error:
-        raise TranslationError(
-            f"{type(net).__name__} cannot be traced{_culprit(error)}: {_first_line(error)}. Its forward must do the same "
-            "operations for every image: no `if` or loop that depends on pixel values or sizes, no tensors turned into numbers. "
-            "Move such code out of forward, or put it into a module of its own and register a rule for that module."
-        ) from None
-    return fx.GraphModule(net, graph)
-
-
-def _run(graph_module: fx.GraphModule, net: nn.Module, input_shape: tuple[int, ...]) -> dict[fx.Node, Any]:
-    values: dict[fx.Node, Any] = {}
-
-    class Recorder(fx.Interpreter):
-        current: fx.Node
-
-        def run_node(self, n: fx.Node) -> Any:
-            self.current = n
-            values[n] = super().run_node(n)
-            return values[n]
-
-    example = next((t for t in (*net.parameters(), *net.buffers()) if t.is_floating_point()), torch.zeros(()))
-    images = torch.zeros(2, *input_shape, dtype=example.dtype, device=example.device)
-    recorder = Recorder(graph_module, garbage_collect_values=False)
-    recorder.extra_traceback = False
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about the network, which its own training shows as well
-            recorder.run(images)
-    except Exception as error:
-        node = recorder.current
-        raise TranslationError(
-            f"{type(net).__name__} does not run on images of shape {input_shape}: {node.target} ({_place(node) or node.op}) "
-            f"raises: {_first_line(error)}. Check that input_shape, without the batch, is the one that the network was made for."
-        ) from None
-    return values
-
-
-def _identify(node: fx.Node, graph_module: fx.GraphModule) -> tuple[Key | None, str, nn.Module | None]:
-    if node.op == "call_module":
-        module = graph_module.get_submodule(str(node.target))
-        return type(module), type(module).__name__, module
-    if node.op == "call_function":
-        function = node.target
-        home = str(getattr(function, "__module__", "") or "")
-        prefix = {"torch.nn.functional": "F.", "_operator": "operator."}.get(home, "torch." if "torch" in home else "")
-        assert callable(function)
-        return function, prefix + getattr(function, "__name__", str(function)), None
-    if node.op == "call_method":
-        return str(node.target), f"Tensor.{node.target}", None
-    return None, node.op, None
-
-
 def _replace(argument: Any, current: dict[fx.Node, Operation]) -> Any:
     return fx.node.map_arg(argument, lambda node: current[node])  # type: ignore[arg-type,return-value]
 
@@ -251,25 +224,3 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 _MODULES = nn.ModuleDict()
-
-
-def _place(node: fx.Node) -> str:
-    """``file.py:12, x = F.relu(x)``: the innermost line of the user's code."""
-    own = node.meta.get("own_frames")
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
-
-
-def _culprit(error: BaseException) -> str:
-    """Where in the user's code tracing stopped."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_torch(frame.filename)]
-    own = [frame for frame in frames if Path(frame.filename) != Path(__file__)]
-    return f" beyond {Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
-
-
-def _is_torch(file: str) -> bool:
-    return Path(torch.__file__).parent in Path(file).parents
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -64,13 +64,13 @@ def _view_of(step: Step, value: Value) -> View:
 
 def _apply(step: Step, labels: Tensor) -> Any:
     """The operation on labels in place of its first input."""
-    operation, found = step.operation, False
+    operation, is_replaced = step.operation, False
 
     def replaced(argument: Any) -> Any:
-        nonlocal found
+        nonlocal is_replaced
         if isinstance(argument, Operation):
-            if step.is_computed(argument) and not found:
-                found = True
+            if step.is_computed(argument) and not is_replaced:
+                is_replaced = True
                 return labels
             return argument.value
         if isinstance(argument, slice):
@@ -118,9 +118,9 @@ def _image(view: View, labels: Tensor) -> Value:
 def _vector(view: View, labels: Tensor) -> Value:
     height, width = view.size
     channels, places = labels // (height * width), labels % (height * width)
-    chosen = channels.unique()
-    if len(chosen) * height * width == len(labels) == len(labels.unique()):
-        value = _channels(view, chosen.tolist())
+    kept = channels.unique()
+    if len(kept) * height * width == len(labels) == len(labels.unique()):
+        value = _channels(view, kept.tolist())
         in_order = bool((labels.diff() > 0).all())
         _note(view, value, "a layer on the whole representation flattens it")
         return dataclasses.replace(value, flat=True, layout="chw" if in_order else "unordered")
@@ -161,8 +161,8 @@ def _channels(view: View, channels: list[int]) -> Value:
 def _positions(view: View, value: Value, rows: Tensor, columns: Tensor) -> Value:
     """The chosen rows and columns: a crop, then a subsampling."""
     (height, width), steps = view.size, []
-    for chosen in (rows, columns):
-        gaps = chosen.diff().unique().tolist()
+    for indices in (rows, columns):
+        gaps = indices.diff().unique().tolist()
         if len(gaps) > 1 or any(gap < 1 for gap in gaps):
             raise _mixing(view, "positions")
         steps.append(int(gaps[0]) if gaps else 1)
@@ -195,12 +195,12 @@ def _blocks(view: View, labels: Tensor) -> Value:
     row, column = torch.arange(labels.shape[1])[:, None] * block, torch.arange(labels.shape[2]) * block
     first = labels[:, :1, :1]  # the upper left pixel of each channel: (C', 1, 1)
     channel, i, j = first // (height * width), first // width % height, first % width
-    chosen = channel.unique()
-    complete = len(first.unique()) == len(first) == len(chosen) * block**2 and max(int(i.max()), int(j.max())) < block
+    kept = channel.unique()
+    complete = len(first.unique()) == len(first) == len(kept) * block**2 and max(int(i.max()), int(j.max())) < block
     if not complete or not bool(((channels == channel) & (rows == row + i) & (columns == column + j)).all()):
         raise _mixing(view, "channels and positions")
     builder = view.step.builder
-    source = builder.settle(_channels(view, chosen.tolist()))
+    source = builder.settle(_channels(view, kept.tolist()))
     node = SpaceToDepth(builder.unique(view.step.name), block=block, inputs=(source.node,))
     made = dataclasses.replace(source, node=node.name, shape=builder.add(node).shape, branches=(), layout="chw", flat=False)
     builder.origins[made.node] = (source,)

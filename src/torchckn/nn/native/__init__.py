@@ -35,7 +35,8 @@ from torch import Tensor
 from ...choices import Native, check_choice
 from ...errors import ConfigError
 
-_SOURCE = Path(__file__).with_name("layer.cpp")
+_SOURCES = [Path(__file__).with_name(name) for name in ("layer.cpp", "conv.cpp")]
+_HEADER = Path(__file__).with_name("common.h")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 
 #: kernels that layer.cpp has, in its order
@@ -46,7 +47,11 @@ WIDEST = 32
 
 def setting() -> Native:
     """What ``TORCHCKN_NATIVE`` says."""
-    value = os.environ.get("TORCHCKN_NATIVE", "auto")
+    return _checked(os.environ.get("TORCHCKN_NATIVE", "auto"))
+
+
+@functools.cache
+def _checked(value: str) -> Native:
     check_choice("the environment variable TORCHCKN_NATIVE", value, Native)
     return value  # type: ignore[return-value]
 
@@ -92,6 +97,9 @@ def _library() -> ctypes.CDLL | None:
             ("layer_backward", [number, *[pointer] * 9, number]),
             ("patch_squares", [*[pointer] * 4, number]),
             ("patch_squares_backward", [*[pointer] * 5, number]),
+            ("convolution", [*[pointer] * 4, ctypes.c_long, number]),
+            ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
+            ("convolution_of_filters", [*[pointer] * 4, ctypes.c_long, number]),
         ):
             getattr(library, name).argtypes = arguments
     except (OSError, ConfigError, AttributeError) as error:  # of a library without these functions
@@ -112,7 +120,8 @@ def _compiler() -> str:
 def _loaded() -> ctypes.CDLL:
     """The library for this source, compiler and processor, compiled if it is not in the cache folder, whole."""
     compiler = _compiler()
-    what = "\n".join([_SOURCE.read_text(), " ".join(_FLAGS), _run([compiler, "--version"], 60).stdout, _processor()])
+    version = _run([compiler, "--version"], 60).stdout
+    what = "\n".join([*(file.read_text() for file in (*_SOURCES, _HEADER)), " ".join(_FLAGS), version, _processor()])
     name = f"layer-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     folder = _own_folder()
     if folder is not None:
@@ -142,9 +151,9 @@ def _compile(compiler: str, target: Path) -> None:
     handle, partial = tempfile.mkstemp(".so", dir=target.parent)
     os.close(handle)
     try:
-        done = _run([compiler, *_FLAGS, str(_SOURCE), "-o", partial], 300)
+        done = _run([compiler, *_FLAGS, *map(str, _SOURCES), "-o", partial], 300)
         if done.returncode:
-            raise ConfigError(f"{compiler} could not compile {_SOURCE.name}: {done.stderr.strip()[-300:]}")
+            raise ConfigError(f"{compiler} could not compile its layer: {done.stderr.strip()[-300:]}")
         content = Path(partial).read_bytes()
         with open(partial, "ab") as file:
             file.write(hashlib.sha256(content).digest())
@@ -157,7 +166,7 @@ def _run(command: list[str], seconds: int) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{command[0]} did not compile {_SOURCE.name} within {seconds} s") from error
+        raise ConfigError(f"{command[0]} did not compile its layer within {seconds} s") from error
 
 
 def _own_folder() -> Path | None:

@@ -6,19 +6,9 @@ torchckn/nn/native/__init__.py builds, loads and calls it. The same layer in pla
 
 Work is cut into parts whose number does not depend on the number of threads, and neither does any result. */
 
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
+#include "common.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define SIMD _Pragma("omp simd")
-#define UNROLL _Pragma("GCC unroll 8")
-#define SUM _Pragma("omp simd reduction(+ : sum)")
-#define PARALLEL _Pragma("omp parallel for num_threads(threads) schedule(static)")
-#define PARTS 32
 #define TILE 16    /* output positions at a time */
-#define LANES 8    /* channels are padded to a multiple of this */
 #define TINY 1.17549435e-38f /* up to this, a squared norm is that of a zero patch */
 #define PI 3.14159265358979f
 #define WIDEST 32 /* filters of a layer whose root is applied here; wider ones are faster with a library */
@@ -88,22 +78,31 @@ struct ArcCosine2 {
   }
 };
 
+/* A block of rows and vectors of a product; see below. */
+template <int rows, int vectors>
+INLINE void block(const float *a, long row, long column, const float *b, float *out, long k, long columns, bool add) {
+  Vec sums[rows][vectors];
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = add ? load(out + r * columns + v * LANES) : spread(0);
+  for (long j = 0; j < k; j++) {
+    Vec factors[vectors];
+    UNROLL for (int v = 0; v < vectors; v++) factors[v] = load(b + j * columns + v * LANES);
+    UNROLL for (int r = 0; r < rows; r++) {
+      const Vec factor = spread(a[r * row + j * column]);
+      UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = sums[r][v] + factor * factors[v];
+    }
+  }
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int v = 0; v < vectors; v++) store(out + r * columns + v * LANES, sums[r][v]);
+}
+
 /* out (m, columns) = a (m, k) b (k, columns), or added to it. a has any strides; m and columns are multiples of LANES. */
 INLINE void product(const float *a, long row, long column, const float *b, float *out, long m, long k, long columns, bool add) {
-  for (long i = 0; i < m; i += LANES)
-    for (long c = 0; c < columns; c += LANES) {
-      float sum[LANES][LANES] = {{0}};
-      for (long j = 0; j < k; j++)
-        UNROLL for (int r = 0; r < LANES; r++) {
-          float factor = a[(i + r) * row + j * column];
-          SIMD for (int l = 0; l < LANES; l++) sum[r][l] += factor * b[j * columns + c + l];
-        }
-      for (int r = 0; r < LANES; r++)
-        SIMD for (int l = 0; l < LANES; l++) {
-          float *to = out + (i + r) * columns + c + l;
-          *to = add ? *to + sum[r][l] : sum[r][l];
-        }
-    }
+  long c = 0;
+  for (; c + 2 * LANES <= columns; c += 2 * LANES) /* 8 sums, which fill the pipeline, and fewer loads than sums */
+    for (long i = 0; i < m; i += 4) block<4, 2>(a + i * row, row, column, b + c, out + i * columns + c, k, columns, add);
+  for (; c < columns; c += LANES)
+    for (long i = 0; i < m; i += LANES) block<LANES, 1>(a + i * row, row, column, b + c, out + i * columns + c, k, columns, add);
 }
 
 /* What a pass works on: maps of n images, and windows of positions that are averaged into one output. */
@@ -128,6 +127,7 @@ struct Walk {
   Walk(const Map &map, long output) : map(map), x(output % map.columns), y(output / map.columns % map.rows) {
     position = (output / map.columns / map.rows * map.h + y * map.window_h) * map.w + x * map.window_w;
   }
+  long last() const { return position + (map.window_h - 1) * map.w + map.window_w - 1; }
   void next() {
     position += map.window_w;
     if (++x < map.columns) return;
@@ -139,67 +139,94 @@ struct Walk {
   }
 };
 
-/* n^degree kappa(r / n) at positions that follow each other, added to rows of values that are `step` apart. If asked, the factors
-that a gradient g of a value gets: d/dr = g n^(degree - 1) kappa' and d/dn^2 = sum g n^(degree - 2) (degree kappa - t kappa') / 2. */
-template <class Kappa, bool derivatives>
-INLINE void add_values(const Map &map, const long filters, long position, long count, float *__restrict values, long step,
-                       float *__restrict by_response, float *__restrict by_square) {
-  const float *__restrict numbers = map.numbers, *__restrict responses = map.responses + position * filters;
-  const float *__restrict squares = map.squares + position;
-  const float degree = map.degree, share = map.share;
-  for (long i = 0; i < count; i++) {
-    const float square = squares[i], norm = sqrtf(square);
-    const bool zero = square <= TINY; /* its value is 0, or kappa(0) if the degree is 0; it has no gradient */
-    const float inverse = zero ? 0 : 1 / norm;
-    const float lower = share * (degree == 1 ? 1.0f : degree == 0 ? inverse : powf(norm, degree - 1));
-    const float scale = degree == 0 ? share : zero ? 0 : lower * norm;
-    const float slope_scale = zero ? 0 : lower, square_scale = 0.5f * lower * inverse;
-    SIMD for (long c = 0; c < filters; c++) {
-      float value, slope, t = responses[i * filters + c] * inverse;
-      Kappa::at(t, numbers, value, slope);
-      values[i * step + c] += scale * value;
-      if (derivatives) {
-        by_response[i * filters + c] = slope_scale * slope;
-        by_square[i * filters + c] = square_scale * (degree * value - t * slope);
-      }
+/* What a position's norm n contributes: t = r inverse, value = scale kappa(t), and of a gradient g of the value
+d/dr = g lower kappa'(t) and d/dn^2 = sum g lower inverse (degree kappa(t) - t kappa'(t)) / 2. */
+struct Norms {
+  long first;
+  float *inverse, *scale, *lower;
+
+  /* of `count` positions, in a buffer that has room for three numbers of each */
+  Norms(const Map &map, long first, long count, float *buffer)
+      : first(first), inverse(buffer), scale(buffer + count), lower(buffer + 2 * count) {
+    const float *__restrict squares = map.squares + first;
+    float *__restrict inverse = this->inverse, *__restrict scale = this->scale, *__restrict lower = this->lower;
+    const float share = map.share;
+    SIMD for (long i = 0; i < count; i++) {
+      const bool zero = squares[i] <= TINY; /* its value is 0, or kappa(0) if the degree is 0; it has no gradient */
+      const float norm = sqrtf(squares[i]);
+      inverse[i] = zero ? 0 : 1 / norm;
+      scale[i] = zero ? 0 : share * norm;
+      lower[i] = zero ? 0 : share;
     }
+    if (map.degree == 0)
+      SIMD for (long i = 0; i < count; i++) scale[i] = share, lower[i] *= inverse[i];
+    for (long k = 1; k < map.degree; k++)
+      SIMD for (long i = 0; i < count; i++) {
+        const float norm = scale[i] == 0 ? 0 : 1 / inverse[i];
+        scale[i] *= norm, lower[i] *= norm;
+      }
+  }
+};
+
+/* kappa(r / n) n^degree of a position, added to `values`. */
+template <class Kappa>
+INLINE void add_values(const Map &map, const long filters, const Norms &norms, long position, float *__restrict values) {
+  const float *__restrict responses = map.responses + position * filters, *__restrict numbers = map.numbers;
+  const float inverse = norms.inverse[position - norms.first], scale = norms.scale[position - norms.first];
+  SIMD for (long c = 0; c < filters; c++) {
+    float value, slope;
+    Kappa::at(responses[c] * inverse, numbers, value, slope);
+    values[c] += scale * value;
   }
 }
 
-/* Outputs that follow each other, averages over windows, in rows that are `step` apart. */
-template <class Kappa, bool derivatives>
-INLINE void pooled(const Map &map, const long filters, Walk &walk, long count, float *values, long step, float *by_response,
-                   float *by_square) {
-  for (long i = 0; i < count; i++)
-    for (long c = 0; c < filters; c++) values[i * step + c] = 0;
-  if (map.window == 1) {
-    add_values<Kappa, derivatives>(map, filters, walk.position, count, values, step, by_response, by_square);
-    walk.position += count;
-    return;
+/* The same, and the gradients of responses and squared norm (if asked) from that of the values, g. */
+template <class Kappa>
+INLINE void add_gradients(const Map &map, const long filters, const Norms &norms, long position, float *__restrict values,
+                          const float *__restrict g, float *__restrict of_responses, float *__restrict of_squares) {
+  const float *__restrict responses = map.responses + position * filters, *__restrict numbers = map.numbers;
+  const float inverse = norms.inverse[position - norms.first], scale = norms.scale[position - norms.first];
+  const float lower = norms.lower[position - norms.first], degree = map.degree;
+  float sum = 0;
+  SUM for (long c = 0; c < filters; c++) {
+    float value, slope, t = responses[c] * inverse;
+    Kappa::at(t, numbers, value, slope);
+    values[c] += scale * value;
+    of_responses[position * filters + c] = g[c] * lower * slope;
+    sum += g[c] * (degree * value - t * slope);
   }
-  for (long i = 0; i < count; i++, walk.next())
-    for (long a = 0; a < map.window_h; a++) {
-      add_values<Kappa, derivatives>(map, filters, walk.position + a * map.w, map.window_w, values + i * step, 0, by_response,
-                                     by_square);
-      by_response += derivatives ? map.window_w * filters : 0;
-      by_square += derivatives ? map.window_w * filters : 0;
-    }
+  if (of_squares) of_squares[position] = 0.5f * lower * inverse * sum;
+}
+
+/* Outputs that follow each other, averages over windows, in rows that are `step` apart; and gradients, if asked, from those of
+the values, in rows that are `step` apart, too. */
+template <class Kappa, bool gradients>
+INLINE void pooled(const Map &map, const long filters, const Norms &norms, Walk &walk, long count, float *values, const float *g,
+                   long step, float *of_responses, float *of_squares) {
+  for (long i = 0; i < count; i++, walk.next(), values += step, g += gradients ? step : 0) {
+    for (long c = 0; c < filters; c++) values[c] = 0;
+    for (long a = 0; a < map.window_h; a++)
+      for (long b = 0; b < map.window_w; b++) {
+        const long position = walk.position + a * map.w + b;
+        if (gradients) add_gradients<Kappa>(map, filters, norms, position, values, g, of_responses, of_squares);
+        else add_values<Kappa>(map, filters, norms, position, values);
+      }
+  }
 }
 
 /* The same, with loops of a fixed length for the usual small numbers of filters. */
-template <class Kappa, bool derivatives>
-static void pooled(const Map &map, Walk &walk, long count, float *values, long step, float *by_response, float *by_square) {
+template <class Kappa, bool gradients>
+static void pooled(const Map &map, const Norms &norms, Walk &walk, long count, float *values, const float *g, long step,
+                   float *of_responses, float *of_squares) {
   if (map.filters == 8)
-    pooled<Kappa, derivatives>(map, 8, walk, count, values, step, by_response, by_square);
+    pooled<Kappa, gradients>(map, 8, norms, walk, count, values, g, step, of_responses, of_squares);
   else if (map.filters == 16)
-    pooled<Kappa, derivatives>(map, 16, walk, count, values, step, by_response, by_square);
+    pooled<Kappa, gradients>(map, 16, norms, walk, count, values, g, step, of_responses, of_squares);
+  else if (map.filters == 32)
+    pooled<Kappa, gradients>(map, 32, norms, walk, count, values, g, step, of_responses, of_squares);
   else
-    pooled<Kappa, derivatives>(map, map.filters, walk, count, values, step, by_response, by_square);
+    pooled<Kappa, gradients>(map, map.filters, norms, walk, count, values, g, step, of_responses, of_squares);
 }
-
-enum Status { DONE, OUT_OF_MEMORY, UNKNOWN_KERNEL, TOO_WIDE };
-
-static long least(long a, long b) { return a < b ? a : b; }
 
 /* The root (f, f), or its transpose, with zeros around it. */
 static float *padded_copy(const float *root, long filters, long padded, bool transposed) {
@@ -214,41 +241,40 @@ template <class Kappa>
 static Status forward(const Map &map, const float *root, float *out, int threads) {
   const long filters = map.filters, padded = map.padded, outputs = map.outputs;
   float *copy = root ? padded_copy(root, filters, padded, true) : nullptr;
-  if (root && !copy) return OUT_OF_MEMORY;
+  bool failed = root && !copy;
   PARALLEL for (long part = 0; part < PARTS; part++) {
-    const long end = outputs * (part + 1) / PARTS;
+    const long begin = outputs * part / PARTS, end = outputs * (part + 1) / PARTS;
+    if (begin == end) continue;
     float values[TILE * WIDEST] = {0}, products[TILE * WIDEST];
-    Walk walk(map, outputs * part / PARTS);
-    for (long first = outputs * part / PARTS; first < end; first += TILE) {
+    Walk walk(map, begin);
+    const long positions = Walk(map, end - 1).last() + 1 - walk.position;
+    float *buffer = failed ? nullptr : (float *)malloc(3 * positions * sizeof(float));
+    if (!buffer) {
+      failed = true;
+      continue;
+    }
+    const Norms norms(map, walk.position, positions, buffer);
+    for (long first = begin; first < end; first += TILE) {
       const long tile = least(TILE, end - first);
-      pooled<Kappa, false>(map, walk, tile, root ? values : out + first * filters, root ? padded : filters, nullptr, nullptr);
+      float *to = root ? values : out + first * filters;
+      pooled<Kappa, false>(map, norms, walk, tile, to, nullptr, root ? padded : filters, nullptr, nullptr);
       if (!root) continue;
       const bool direct = tile == TILE && padded == filters;
       product(values, padded, 1, copy, direct ? out + first * filters : products, TILE, filters, padded, false);
       for (long i = 0; i < tile && !direct; i++)
         memcpy(out + (first + i) * filters, products + i * padded, filters * sizeof(float));
     }
+    free(buffer);
   }
   free(copy);
-  return DONE;
-}
-
-/* of_responses = g by_response; the sum of g by_square */
-INLINE float multiply(const float *__restrict g, const float *__restrict by_response, const float *__restrict by_square,
-                      float *__restrict of_responses, long filters) {
-  float sum = 0;
-  SUM for (long c = 0; c < filters; c++) {
-    of_responses[c] = g[c] * by_response[c];
-    sum += g[c] * by_square[c];
-  }
-  return sum;
+  return failed ? OUT_OF_MEMORY : DONE;
 }
 
 /* The gradients of responses, squares (if asked) and root, from that of out. */
 template <class Kappa>
 static Status backward(const Map &map, const float *root, const float *of_out, float *of_responses, float *of_squares,
                        float *of_root, int threads) {
-  const long filters = map.filters, padded = map.padded, window = map.window, outputs = map.outputs;
+  const long filters = map.filters, padded = map.padded, outputs = map.outputs;
   const long tiles = filters > WIDEST ? 1 : TILE;
   if (map.h % map.window_h || map.w % map.window_w) { /* there are positions that no window contains */
     memset(of_responses, 0, map.n * map.h * map.w * filters * sizeof(float));
@@ -258,38 +284,32 @@ static Status backward(const Map &map, const float *root, const float *of_out, f
   float *sums = root ? (float *)calloc(PARTS * padded * padded, sizeof(float)) : nullptr;
   bool failed = root && !(copy && sums);
   PARALLEL for (long part = 0; part < PARTS; part++) {
-    const long end = outputs * (part + 1) / PARTS;
-    float *values = failed ? nullptr : (float *)calloc(tiles * padded * (3 + 2 * window), sizeof(float));
-    if (!values) {
+    const long begin = outputs * part / PARTS, end = outputs * (part + 1) / PARTS;
+    if (begin == end) continue;
+    Walk walk(map, begin);
+    const long positions = Walk(map, end - 1).last() + 1 - walk.position;
+    float *buffer = failed ? nullptr : (float *)calloc(3 * tiles * padded + 3 * positions, sizeof(float));
+    if (!buffer) {
       failed = true;
       continue;
     }
-    float *of_outs = values + tiles * padded, *of_values = of_outs + tiles * padded;
-    float *by_response = of_values + tiles * padded, *by_square = by_response + tiles * window * padded;
-    Walk walk(map, outputs * part / PARTS), again = walk;
-    for (long first = outputs * part / PARTS; first < end; first += tiles) {
+    float *values = buffer + 3 * positions, *of_outs = values + tiles * padded, *of_values = of_outs + tiles * padded;
+    const Norms norms(map, walk.position, positions, buffer);
+    for (long first = begin; first < end; first += tiles) {
       const long tile = least(tiles, end - first);
-      pooled<Kappa, true>(map, walk, tile, values, padded, by_response, by_square);
-      if (root) {
-        const bool direct = tile == TILE && padded == filters;
-        for (long i = 0; i < tile && !direct; i++)
-          memcpy(of_outs + i * padded, of_out + (first + i) * filters, filters * sizeof(float));
-        const float *given = direct ? of_out + first * filters : of_outs;
-        product(given, padded, 1, copy, of_values, TILE, filters, padded, false);
-        product(given, 1, padded, values, sums + part * padded * padded, padded, tile, padded, true);
+      if (!root) {
+        pooled<Kappa, true>(map, norms, walk, tile, values, of_out + first * filters, filters, of_responses, of_squares);
+        continue;
       }
-      const float *response = by_response, *square = by_square;
-      for (long i = 0; i < tile; i++, again.next()) {
-        const float *g = root ? of_values + i * padded : of_out + (first + i) * filters;
-        for (long a = 0; a < map.window_h; a++)
-          for (long b = 0; b < map.window_w; b++, response += filters, square += filters) {
-            const long position = again.position + a * map.w + b;
-            const float sum = multiply(g, response, square, of_responses + position * filters, filters);
-            if (of_squares) of_squares[position] = sum;
-          }
-      }
+      const bool direct = tile == TILE && padded == filters;
+      for (long i = 0; i < tile && !direct; i++)
+        memcpy(of_outs + i * padded, of_out + (first + i) * filters, filters * sizeof(float));
+      const float *given = direct ? of_out + first * filters : of_outs;
+      product(given, padded, 1, copy, of_values, TILE, filters, padded, false);
+      pooled<Kappa, true>(map, norms, walk, tile, values, of_values, padded, of_responses, of_squares);
+      product(given, 1, padded, values, sums + part * padded * padded, padded, tile, padded, true);
     }
-    free(values);
+    free(buffer);
   }
   if (root && !failed) {
     memset(of_root, 0, filters * filters * sizeof(float));
@@ -325,16 +345,6 @@ extern "C" int layer_backward(int kind, const float *numbers, const long *shape,
   EACH_KERNEL(backward, map, root, of_out, of_responses, of_squares, of_root, threads)
 }
 
-/* The patches of a convolution, in the order in which Python passes their numbers. */
-struct Patches {
-  long n, h, w, channels, rows, columns, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-
-  /* each pixel is a patch */
-  bool single() const { return kernel_h * kernel_w * stride_h * stride_w == 1 && padding_h == 0 && padding_w == 0; }
-  long row(long y, long a) const { return y * stride_h - padding_h + a * dilation_h; }
-  bool inside(long row) const { return row >= 0 && row < h; }
-};
-
 /* |x|^2 of each pixel, with a fixed number of channels where there are few. */
 INLINE void pixel_squares(const float *__restrict x, float *__restrict squares, long pixels, const long channels) {
   for (long q = 0; q < pixels; q++) {
@@ -342,11 +352,6 @@ INLINE void pixel_squares(const float *__restrict x, float *__restrict squares, 
     SUM for (long c = 0; c < channels; c++) sum += x[q * channels + c] * x[q * channels + c];
     squares[q] = sum;
   }
-}
-
-
-INLINE void add(const float *__restrict from, float *__restrict to, long n) {
-  SIMD for (long i = 0; i < n; i++) to[i] += from[i];
 }
 
 /* Squared norms of all patches: over channels, then a box filter, over rows first. `pixels` has room for (n, h, w). */

@@ -65,7 +65,7 @@
         .map((line) => {
           const all = line.y.map((y, i) => [line.x[this.axis][i], y]);
           const points = all.filter(([, y]) => y !== null);
-          return { ...line, points, ring: points.find((point) => point === all[line.chosen]) };
+          return { ...line, points, ring: points.find((point) => point === all[line.marked]) };
         })
         .filter((line) => line.points.length);
       const leading = this.lines.some((line) => !line.minor) ? this.lines.filter((line) => !line.minor) : this.lines;

@@ -77,14 +77,14 @@ def _dependence(builder: Builder, first: Value, second: Value) -> list[str]:
 
 def _before(nodes: dict[str, Node], name: str) -> set[str]:
     """All nodes that a node is computed from."""
-    found: set[str] = set()
+    upstream: set[str] = set()
     waiting = [name]
     while waiting:
         node = nodes.get(waiting.pop())
-        new = [i for i in node.inputs if i not in found] if node is not None else []
-        found.update(new)
+        new = [i for i in node.inputs if i not in upstream] if node is not None else []
+        upstream.update(new)
         waiting += new
-    return found
+    return upstream
 
 
 def _units(nodes: dict[str, Node], name: str) -> set[str]:

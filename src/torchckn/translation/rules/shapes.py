@@ -31,6 +31,7 @@ _MOVING = (
     *(torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose, torch.movedim),
     *(torch.moveaxis, torch.swapaxes, torch.swapdims, torch.chunk, torch.split, torch.unbind, torch.tensor_split),
     *("flatten", "view", "reshape", "squeeze", "unsqueeze", "unflatten", "permute", "transpose", "movedim", "moveaxis"),
+    *(getattr, "t", torch.t, "adjoint", torch.adjoint),  # x.mT
     *("swapaxes", "swapdims", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "index_select", "view_as"),
 )
 #: of these, those that give parts; a layer that only they read is needed by parts only

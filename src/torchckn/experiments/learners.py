@@ -1,0 +1,224 @@
+"""Ways to learn from n labelled images: kernel networks, ConvNets, and features or kernels with a linear classifier.
+
+Each learner is made for a :class:`Problem` and then called with the number of labels. Penalties, bandwidths and learning rates
+are chosen on these labels alone: by five-fold cross-validation where they are few, on a fifth of them otherwise.
+Then all of them are fitted to. The test labels are not seen by a learner.
+
+============================  ==========================================================================================
+``ckn``                       features of a kernel network with unsupervised filters, linear classifier
+``ckn-ulr``                   the same network, then trained with the labels by ultimate layer reversal
+``convnet``                   batch normalization, He weights, AdamW, cosine decay
+``convnet-augmented``         the same with shifted (and, in color, mirrored) images
+``svm``, ``hog-svm``          a support vector machine with an RBF kernel on pixels, on histograms of oriented gradients
+``kmeans``                    features of whitened patches and their k-means (Coates and Ng), linear classifier
+============================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..files import read_tensors, write_tensors
+from ..fit import extract_features
+from ..fit.classifier import fit_classifier
+from ..fit.features import evaluate
+from ..fit.folds import FEW_IMAGES, FOLDS, cross_validated_penalty, fold_of
+from ..network import CKN, FeatureScaling
+from ..runs import train
+from .baselines import ConvNetRecipe, PatchFeatures, convnet_scores, hog, rbf_machine
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Images, the first of which have labels, in the order of a draw."""
+
+    images: Tensor
+    """(N, C, H, W), bytes"""
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: int
+    seed: int
+    unlabelled: Tensor
+    """all training images"""
+    ckn: Callable[[], CKN]
+    """a network with unsupervised filters"""
+    shared: Path
+    """folder for what every draw needs"""
+    color: bool
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+
+class Learned(NamedTuple):
+    """The outcome for a number of labels."""
+
+    predictions: Tensor
+    """classes of the test images"""
+    valid_accuracy: float
+    """of the choice, on labelled images that were held out"""
+    chosen: dict[str, Any]
+
+
+Learner = Callable[[int], Learned]
+
+
+def splits(labels: Tensor, at_least: int = FEW_IMAGES) -> Iterator[tuple[Tensor, Tensor]]:
+    """Masks of the images to fit to and to validate on: folds, until at least so many images are among those held out."""
+    fold = fold_of(labels)
+    for held_out in range(min(FOLDS, math.ceil(FOLDS * at_least / len(labels)))):
+        yield fold != held_out, fold == held_out
+
+
+def linear_classifier(x: Tensor, y: Tensor, test: Tensor, classes: int) -> Learned:
+    """Multinomial logistic regression on features scaled by their mean norm."""
+    if len(y) < FEW_IMAGES:
+        lam, curve = cross_validated_penalty(x, y, classes)
+        accuracy = next(score.accuracy for score in curve if score.lam == lam)
+        weight, bias, _ = fit_classifier(x, y, classes, lam=lam)
+    else:
+        rest, here = next(splits(y))
+        weight, bias, found = fit_classifier(x[rest], y[rest], classes, x[here], y[here], refit=True)
+        lam, accuracy = found.lam, found.accuracy or 0.0
+    return Learned((test @ weight + bias).argmax(1), accuracy, {"lam": lam})
+
+
+def _with_features(problem: Problem, own: Tensor, test: Tensor) -> Learner:
+    """The linear classifier on features (N, d) of the draw's images and of the test images."""
+
+    def learn(count: int) -> Learned:
+        scaling = FeatureScaling(own.shape[1], "feature")
+        scaling.calibrate(own[:count])
+        scaling.eval()
+        return linear_classifier(scaling(own[:count]), problem.labels[:count], scaling(test), problem.classes)
+
+    return learn
+
+
+def _kept(problem: Problem, name: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """Features of the test images, computed once for all draws."""
+    file = problem.shared / f"{name}-test.safetensors"
+    if not file.exists():
+        problem.shared.mkdir(parents=True, exist_ok=True)
+        write_tensors(file, "features", {}, {"features": compute(problem.test_images)})
+    return read_tensors(file, "features")[1]["features"]
+
+
+def _ckn(problem: Problem) -> Learner:
+    net = problem.ckn()
+    name = f"ckn-{net.fingerprint()[:16]}"
+
+    def features(images: Tensor) -> Tensor:
+        return extract_features(net, images)[0]
+
+    return _with_features(problem, features(problem.images), _kept(problem, name, features))
+
+
+def _kmeans(problem: Problem) -> Learner:
+    found = PatchFeatures.fit(problem.unlabelled, torch.Generator().manual_seed(0))
+    name = f"kmeans-{'color' if problem.color else 'grey'}"
+    return _with_features(problem, found(problem.images), _kept(problem, name, found))
+
+
+def _ckn_ulr(problem: Problem) -> Learner:
+    start = problem.ckn()
+
+    def trained(images: Tensor, labels: Tensor, valid: Any, lr: str) -> CKN:
+        net = copy.deepcopy(start)
+        batch_size = min(256, len(labels))
+        train(
+            net,
+            (images, labels),
+            valid,
+            lr=lr,
+            steps=ULR_STEPS,
+            batch_size=batch_size,
+            evaluate_every=ULR_STEPS,
+            seed=problem.seed,
+            progress=False,
+        )
+        return net
+
+    def learn(count: int) -> Learned:
+        images, labels = problem.images[:count], problem.labels[:count]
+        accuracies = dict.fromkeys(ULR_RATES, 0.0)
+        masks = list(splits(labels, 40))
+        for lr in accuracies:
+            for rest, here in masks:
+                net = trained(images[rest], labels[rest], (images[here], labels[here]), lr)
+                accuracies[lr] += evaluate(net, (images[here], labels[here]), progress=False).accuracy / len(masks)
+        best = max(accuracies, key=lambda lr: accuracies[lr])
+        net = trained(images, labels, None, best)
+        scores = evaluate(net, (problem.test_images, problem.test_labels), progress=False)
+        return Learned(scores.predictions, accuracies[best], {"lr": best})
+
+    return learn
+
+
+#: steps of ultimate layer reversal from unsupervised filters, and the learning rates that are tried
+ULR_STEPS = 100
+ULR_RATES = ("cosine:0.00390625", "cosine:0.015625")
+
+
+def _convnet(augment: bool) -> Callable[[Problem], Learner]:
+    def learner(problem: Problem) -> Learner:
+        def learn(count: int) -> Learned:
+            images, labels = problem.images[:count], problem.labels[:count]
+            accuracies = dict.fromkeys(RATES, 0.0)
+            masks = list(splits(labels, 40))
+            for lr in accuracies:
+                for rest, here in masks:
+                    recipe = ConvNetRecipe(lr, STEPS[count], augment, problem.color, problem.seed)
+                    scores = convnet_scores(recipe, images[rest], labels[rest], images[here], problem.classes)
+                    accuracies[lr] += float((scores.argmax(1) == labels[here]).double().mean()) / len(masks)
+            best = max(accuracies, key=lambda lr: accuracies[lr])
+            recipe = ConvNetRecipe(best, STEPS[count], augment, problem.color, problem.seed)
+            scores = convnet_scores(recipe, images, labels, problem.test_images, problem.classes)
+            return Learned(scores.argmax(1), accuracies[best], {"lr": best, "steps": STEPS[count]})
+
+        return learn
+
+    return learner
+
+
+#: learning rates that are tried, and steps of 64 images (all of them, if they are fewer), by the number of labels
+RATES = (0.001, 0.004)
+STEPS = {50: 100, 100: 150, 300: 200, 1000: 300, 3000: 400, 10000: 600}
+
+
+def _machine(features: Callable[[Tensor], Tensor]) -> Callable[[Problem], Learner]:
+    def learner(problem: Problem) -> Learner:
+        own, test = features(problem.images), features(problem.test_images)
+
+        def learn(count: int) -> Learned:
+            labels = problem.labels[:count]
+            found = rbf_machine(own[:count], labels, test, list(splits(labels)))
+            return Learned(found.predictions, found.valid_accuracy, {"c": found.c, "gamma": found.gamma})
+
+        return learn
+
+    return learner
+
+
+def _pixels(images: Tensor) -> Tensor:
+    return images.flatten(1).float() / 255
+
+
+LEARNERS: dict[str, Callable[[Problem], Learner]] = {
+    "ckn": _ckn,
+    "ckn-ulr": _ckn_ulr,
+    "convnet": _convnet(augment=False),
+    "convnet-augmented": _convnet(augment=True),
+    "svm": _machine(_pixels),
+    "hog-svm": _machine(hog),
+    "kmeans": _kmeans,
+}

@@ -1,0 +1,118 @@
+r"""Convolutions W E of the compiled layer, and their gradients: by torch, or by our own code where that is faster.
+
+Libraries for convolutions are made for many channels. For images of one channel, and for few channels and filters, the loops in
+``native/conv.cpp`` are up to eight times faster; the numbers are the same up to rounding.
+
+Read first: :mod:`torchckn.nn.native`. Read next: :mod:`torchckn.nn.fused`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import native
+from .geometry import Pair, conv_output_size
+
+#: products of channels and filters up to which our own code is faster, measured on a processor with 8 lanes (AVX2)
+FEW = 64
+#: filters are in blocks of this many
+LANES = 8
+
+
+class Geometry(NamedTuple):
+    """Of a convolution."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+
+class Patches(NamedTuple):
+    """Where the patches of images are, and how native code is told."""
+
+    size: Pair
+    geometry: Geometry
+    output: Pair
+    numbers: ctypes.Array[ctypes.c_long]
+
+    @property
+    def are_pixels(self) -> bool:
+        """Whether each pixel is a patch."""
+        return (self.size, self.geometry.stride, self.geometry.padding) == ((1, 1), (1, 1), (0, 0))
+
+
+def patches_of(x: Tensor, size: Pair, geometry: Geometry) -> Patches:
+    return _patches(x.shape, size, geometry)
+
+
+@functools.lru_cache(256)
+def _patches(shape: torch.Size, size: Pair, geometry: Geometry) -> Patches:
+    images, channels, height, width = shape
+    output = conv_output_size((height, width), size, *geometry)
+    numbers = (images, height, width, channels, *output, *size, *(n for pair in geometry for n in pair))
+    return Patches(size, geometry, output, integers(*numbers))
+
+
+def convolution(x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
+    """Responses of images (N, C, H, W) to filters (f, C, kh, kw), both ways channels last: (N, f, H', W')"""
+    if not _is_direct(weight):
+        return dense(F.conv2d(x, weight, None, *patches.geometry))
+    out = x.new_empty(len(x), *patches.output, len(weight))
+    weight = weight.contiguous()
+    native.call("convolution", patches.numbers, x.data_ptr(), weight.data_ptr(), out.data_ptr(), len(weight))
+    return out.permute(0, 3, 1, 2)
+
+
+def convolution_gradients(
+    of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those of the images and of the filters, from that of the responses, as far as they are wanted."""
+    of_x = of_weight = None
+    direct_x = wanted[0] and _is_direct(weight) and _is_narrow(weight) and _padding_is_small(patches)
+    direct_weight = wanted[1] and _is_direct(weight)
+    if direct_x:
+        of_x = torch.empty_like(x)
+        buffers = (of_responses.data_ptr(), weight.contiguous().data_ptr(), of_x.data_ptr())
+        native.call("convolution_of_x", patches.numbers, *buffers, len(weight))
+    if direct_weight:
+        of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+        buffers = (x.data_ptr(), of_responses.data_ptr(), of_weight.data_ptr())
+        native.call("convolution_of_filters", patches.numbers, *buffers, len(weight))
+    left = (wanted[0] and not direct_x, wanted[1] and not direct_weight, False)
+    if any(left):
+        by_torch = torch.ops.aten.convolution_backward(
+            of_responses, x, weight, None, *patches.geometry, False, (0, 0), 1, left
+        )
+        of_x = dense(by_torch[0]) if left[0] else of_x
+        of_weight = by_torch[1] if left[1] else of_weight
+    return of_x, of_weight
+
+
+def _is_direct(weight: Tensor) -> bool:
+    return len(weight) % LANES == 0 and (weight.shape[1] == 1 or _is_narrow(weight))
+
+
+def _is_narrow(weight: Tensor) -> bool:
+    return len(weight) * weight.shape[1] <= FEW
+
+
+def _padding_is_small(patches: Patches) -> bool:
+    spans = (d * (k - 1) for d, k in zip(patches.geometry.dilation, patches.size, strict=True))
+    return all(p <= span for p, span in zip(patches.geometry.padding, spans, strict=True))
+
+
+def dense(x: Tensor) -> Tensor:
+    """Channels last, without gaps."""
+    last = x.permute(0, 2, 3, 1)
+    return x if last.is_contiguous() else last.contiguous().permute(0, 3, 1, 2)
+
+
+@functools.lru_cache(256)
+def integers(*numbers: int) -> ctypes.Array[ctypes.c_long]:
+    return (ctypes.c_long * len(numbers))(*numbers)

@@ -1,0 +1,14 @@
+from .checkpoints import CHECKPOINTS as CHECKPOINTS
+from .checkpoints import read_checkpoint as read_checkpoint
+from .checkpoints import read_filters as read_filters
+from .checkpoints import write_checkpoint as write_checkpoint
+from .environment import environment as environment
+from .folder import MAY_DIFFER as MAY_DIFFER
+from .folder import Run as Run
+from .reading import add_to_result as add_to_result
+from .reading import model_file as model_file
+from .reading import read_config as read_config
+from .reading import read_metrics as read_metrics
+from .reading import read_result as read_result
+from .reading import summary as summary
+from .trainer import train as train

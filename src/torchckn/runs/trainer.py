@@ -1,0 +1,244 @@
+"""Training with labels: Algorithm 2 of the paper, whole.
+
+Unsupervised filters, a classifier on all features, steps on mini-batches, the classifier refitted on all features. A run that
+has a folder can be interrupted, or killed, at any moment, and resumed to give exactly what it would have given.
+
+Read first: :mod:`torchckn.fit.loop`, the steps, and :mod:`torchckn.runs`, what a run leaves behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ..data.batches import batches, size_of
+from ..distributed import check_agreement, code_digest, digest_of, from_first, is_first, rank, world
+from ..errors import ConfigError
+from ..fit.batches import TrainingBatches
+from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
+from ..fit.config import TrainConfig
+from ..fit.folds import FEW_IMAGES
+from ..fit.loop import TrainingLoop, share_weights
+from ..fit.methods import METHODS, Method
+from ..fit.result import TrainResult
+from ..fit.targets import aim
+from ..network import Classifier, modes_kept
+from ..nn.whitening import whitening_kept
+from .callbacks import Checkpoints, FilterSnapshots, MetricsFile
+from .folder import Run
+
+
+def train(
+    net: Classifier,
+    train_data: Any,
+    valid_data: Any = None,
+    config: TrainConfig | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    description: Mapping[str, Any] | None = None,
+    method_class: type[Method] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    **overrides: Any,
+) -> TrainResult:
+    """Train a network with labels, in place.
+
+    What has not been done to the network yet is done first: unsupervised filters (``fit_filters``), the classifier on all
+    features (``fit_head``). Afterwards the classifier is refitted. ``method="sgd"`` starts from a ConvNet's own random weights.
+
+    With several processes (:mod:`torchckn.distributed`), all of them call this with the same arguments and data, each computes
+    its share, and all end with the same network; the first one writes ``run_dir``.
+
+    Args:
+        net: a CKN, or a :class:`torchckn.ScaledConvNet`.
+        train_data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``.
+        valid_data: images and labels to choose the L2 penalty on, and to follow the accuracy. Without them, pass ``lam``.
+        config: how to train; every option is described there.
+        generator: decides everything that is random, in place of ``seed``.
+        run_dir: folder to keep configuration, metrics, checkpoints and the trained network in.
+        resume: continue the run in ``run_dir``, if there is one; with more ``steps``, a finished run is trained further.
+        callbacks: see :class:`torchckn.Callback`. With several processes, each of them has its own.
+        progress: whether to show progress bars; by default on a terminal.
+        description: what else the run's ``config.toml`` says.
+        method_class: a training step of your own, in place of the one that ``method`` names.
+        clock: what seconds are measured with. ``time.process_time`` does not count the time of other programs; it adds up
+            the time of all threads, so use it with one thread.
+        overrides: options of :class:`torchckn.TrainConfig` by name, which take precedence over ``config``.
+
+    Example:
+        >>> from torchckn import data, train, translate, zoo
+        >>> digits = data.load("mnist-mini")
+        >>> ckn = translate(zoo.build("lenet1", filters=4), (1, 28, 28))
+        >>> result = train(ckn, digits.train[:300], lam=2**-10, steps=2, batch_size=32, patches=100)
+        >>> result.steps
+        2
+    """
+    if not isinstance(net, Classifier):
+        raise ConfigError(f"train expected a CKN (torchckn.translate) or a torchckn.ScaledConvNet, got {type(net).__name__}")
+    config = _merged(config, overrides)
+    config = config.resolved(net.default_method, size_of(train_data))
+    config = config.replace(seed=_seed(config, overrides, generator))
+    if generator is None:
+        generator = torch.Generator().manual_seed(config.seed)
+    _check(net, train_data, valid_data, config)
+    if config.class_weights == "balanced":
+        labels = _all_labels(train_data)
+        config = config.replace(class_weights=aim("balanced", None, labels, net.head.out_features).class_weights)
+    training_batches = TrainingBatches(train_data, config.batch_size or 1, net.head.out_features, generator, config.augment)
+    with (
+        modes_kept(net),
+        net.training_only(config.trainable, config.bandwidths),
+        _torch_seeded(generator),
+        whitening_kept(net),
+        torch.enable_grad(),
+    ):
+        if config.steps and not net.parameter_groups():
+            raise ConfigError("there is nothing to train: every layer is fixed; check trainable=... and requires_grad")
+        content = _run_content(net, train_data, valid_data, config, description) if run_dir or world() > 1 else {}
+        if world() > 1:
+            _check_same(content, generator)
+            share_weights(net)
+        run: Run | None = None
+
+        def open_run() -> None:
+            nonlocal run
+            if run_dir is not None:
+                run = Run(run_dir, content, resume, free=TrainConfig.option_names(bookkeeping=True))
+
+        from_first(open_run)
+        progress = progress if is_first() else False
+        try:
+            loop = TrainingLoop(
+                net=net,
+                config=config,
+                method_class=method_class or METHODS[config.method or net.default_method],
+                train_data=train_data,
+                valid_data=valid_data,
+                batches=training_batches,
+                generator=generator,
+                callbacks=[*callbacks, *_built_in(config, run, progress)],
+                store=run,
+                progress=progress,
+                clock=clock,
+            )
+            return loop.train()
+        finally:
+            net.zero_grad()
+            if run is not None:
+                run.close()
+
+
+def _merged(config: TrainConfig | None, overrides: Mapping[str, Any]) -> TrainConfig:
+    if config is None:
+        return TrainConfig(**overrides)
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"config: expected a torchckn.TrainConfig, got {type(config).__name__}")
+    return config.replace(**overrides)
+
+
+def _seed(config: TrainConfig, overrides: Mapping[str, Any], generator: torch.Generator | None) -> int:
+    if generator is None:
+        return config.seed
+    if not isinstance(generator, torch.Generator):
+        raise ConfigError(
+            f"generator: expected a torch.Generator, got {generator!r}; pass a number as seed=..., or "
+            "torch.Generator().manual_seed(0)"
+        )
+    if "seed" in overrides and generator.initial_seed() != config.seed:
+        raise ConfigError(f"give seed or generator, not both; got seed={config.seed} and a generator of another seed")
+    return generator.initial_seed()
+
+
+def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfig) -> None:
+    """What would go wrong later goes wrong now, before anything is written."""
+    if config.method == "sgd" and net.on_spheres:
+        raise ConfigError("method 'sgd' is for ConvNets, and would leave the sphere; train a CKN with 'ulr' or 'sgo'")
+    images = size_of(train_data)
+    has_folds = config.folds if config.folds is not None else images is not None and images < FEW_IMAGES
+    needs_choice = not has_folds if config.method != "sgd" else config.final_head
+    if valid_data is None and config.lam is None and not net.lam >= 0 and needs_choice:
+        raise ConfigError(
+            "train chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam=..., or folds=5 to "
+            "choose it by cross-validation"
+        )
+    for name in ("patience", "keep_best"):
+        if valid_data is None and getattr(config, name):
+            raise ConfigError(f"{name} needs validation data: pass valid_data")
+
+
+def _all_labels(data: Any) -> Tensor:
+    """The labels of all training images, where they are in memory."""
+    labels = getattr(data, "labels", data[1] if isinstance(data, (tuple, list)) and len(data) == 2 else None)
+    if labels is None:
+        raise ConfigError(
+            f"class_weights: 'balanced' needs all training labels at once, which {type(data).__name__} does not have; pass a "
+            "number for each class"
+        )
+    return torch.as_tensor(labels).long()
+
+
+def _built_in(config: TrainConfig, run: Run | None, progress: bool | None) -> list[Callback]:
+    """The callbacks that the configuration asks for. Checkpoints come after all that may ask to stop or has a state."""
+    callbacks: list[Callback] = []
+    if config.patience is not None:
+        callbacks.append(EarlyStopping(config.patience))
+    if config.keep_best:
+        callbacks.append(KeepBest())
+    if run is not None:
+        callbacks += [MetricsFile(run), FilterSnapshots(run), Checkpoints(run, config.checkpoint_every)]
+    return [*callbacks, ProgressBar(progress)]
+
+
+def _run_content(
+    net: Classifier, train_data: Any, valid_data: Any, config: TrainConfig, description: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What a run folder's ``config.toml`` says, and what has to be the same in all processes."""
+    return {
+        "network": net.fingerprint(),
+        "data": data_digest(train_data),
+        "validation_data": None if valid_data is None else data_digest(valid_data),
+        **(description or {}),
+        "training": config.to_plain(),
+    }
+
+
+def _check_same(content: Mapping[str, Any], generator: torch.Generator) -> None:
+    """An error unless all processes have the same code, data, network, options and random numbers."""
+    names = {"network": "network", "data": "training data", "validation_data": "validation data"}
+    facts = {text: str(content[name]) for name, text in names.items()}
+    options = digest_of(sorted(content["training"].items()))
+    random_numbers = digest_of(generator.get_state().tolist())
+    check_agreement({"version of the code": code_digest(), **facts, "training options": options, "seed": random_numbers})
+
+
+@contextmanager
+def _torch_seeded(generator: torch.Generator) -> Iterator[None]:
+    """Within this context what draws from torch's own generator, such as dropout, depends on ours; after it, all is as before."""
+    with torch.random.fork_rng():
+        torch.manual_seed((generator.initial_seed() + rank()) % 2**63)
+        yield
+
+
+def data_digest(data: Any) -> str:
+    """A digest of images and labels; of a data set, its length and some of its items; of a stream, what it is called."""
+    digest = hashlib.sha256(f"{type(data).__name__} {size_of(data)}".encode())
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        count = size_of(data) or 0
+        some = [data[i] for i in range(0, count, max(1, count // 16))]
+        digest.update(repr([(t.shape, t.double().sum()) for item in some for t in item if isinstance(t, Tensor)]).encode())
+    elif not isinstance(data, (DataLoader, IterableDataset)):
+        for part in next(iter(batches(data, 2**62))):
+            if part is not None:
+                digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,41 @@
+"""Memory that is kept after it was freed."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from torchckn import memory
+
+_STEPS = """
+import resource, sys, torch
+from torchckn.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+pages = []
+for _ in range(6):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [torch.ones(2**22) for _ in range(4)]
+    pieces = None
+    pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(pages[-1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked to keep memory")
+def test_steps_get_their_memory_from_the_steps_before() -> None:
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", _STEPS, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("keep", "not")
+    }
+    pages = 4 * 2**24 // resource.getpagesize()
+    assert faults["keep"] < pages / 20 < faults["not"]
+
+
+def test_other_allocators_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    assert memory.keep_freed_memory() is False

@@ -1,0 +1,261 @@
+"""Small data: cross-validation, a warning at chance level, augmentation, class weights, label smoothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import torchckn
+from torchckn import ConfigError, data
+from torchckn.errors import ChanceWarning
+from torchckn.fit import fit_head
+from torchckn.fit.classifier import fit_classifier
+from torchckn.fit.folds import cross_validated_penalty, fold_of, in_their_span
+from torchckn.fit.targets import Aim, aim
+from torchckn.fit.ulr import reduced_objective
+
+from .training import OPTIONS, digits, network, trained
+
+
+def points(n: int = 60, d: int = 6, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (n,), generator=generator)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return x + F.one_hot(y, d), y
+
+
+# Cross-validation
+
+
+@given(st.lists(st.integers(0, 3), min_size=5, max_size=40), st.integers(2, 5))
+def test_folds_have_the_same_sizes_and_classes_but_for_one_image(labels: list[int], folds: int) -> None:
+    y = torch.tensor(labels)
+    fold = fold_of(y, folds)
+    sizes = torch.bincount(fold, minlength=folds)
+    assert sizes.max() - sizes.min() <= 1
+    for label in y.unique():
+        counts = torch.bincount(fold[y == label], minlength=folds)
+        assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize("loss", ["multinomial", "square"])
+def test_the_penalty_is_that_of_the_best_mean_over_folds(loss: Any) -> None:
+    x, y = points()
+    lambdas = [1.0, 2.0**-4, 2.0**-8]
+    lam, curve = cross_validated_penalty(x, y, 3, loss=loss, lambdas=lambdas, search="exhaustive", folds=3)
+    fold, expected = fold_of(y, 3), {}
+    for value in lambdas:
+        right = 0.0
+        for k in range(3):
+            weight, bias, _ = fit_classifier(x[fold != k], y[fold != k], 3, loss=loss, lam=value)
+            right += float(((x[fold == k] @ weight + bias).argmax(1) == y[fold == k]).sum())
+        expected[value] = right / len(y)
+    assert {score.lam: pytest.approx(score.accuracy) for score in curve} == expected
+    assert expected[lam] == max(expected.values())
+    best = [score for score in curve if score.accuracy == max(expected.values())]
+    assert lam == min(best, key=lambda score: score.loss).lam, "ties by loss"
+
+
+def test_features_in_their_span_have_the_same_inner_products() -> None:
+    x = points(8, 20)[0]
+    assert in_their_span(x).shape == (8, 8)
+    torch.testing.assert_close(in_their_span(x) @ in_their_span(x).T, x @ x.T)
+    assert in_their_span(x.T) is not x.T
+    assert in_their_span(x.T).shape == (20, 8)
+
+
+def test_few_images_choose_the_penalty_by_folds_and_need_no_validation_images() -> None:
+    (images, labels), valid = digits(100)
+    net = torchckn.fit_filters(network(), images, 200)
+    lambdas = OPTIONS["lambdas"]
+    alone = fit_head(net, (images, labels), lambdas=lambdas)
+    assert alone.folds == 5
+    assert alone.accuracy == max(score.accuracy for score in alone.curve)
+    both = fit_head(net, (images, labels), valid, lambdas=lambdas, folds=2)
+    assert both.folds == 2
+    assert both.accuracy == torchckn.evaluate(net, valid).accuracy
+    assert fit_head(net, (images, labels), valid, lambdas=lambdas, folds=0).folds == 0
+    with pytest.raises(ConfigError, match=r"folds expected 0, or a number from 2 to that of the images \(100\), got 101"):
+        fit_head(net, (images, labels), folds=101)
+    result = torchckn.train(network(), (images, labels), steps=1, **OPTIONS | {"folds": None})
+    assert result.start is not None
+    assert result.start.folds == 5
+    with pytest.raises(ConfigError, match="or folds=5 to choose it by cross-validation"):
+        torchckn.train(network(), (images, labels), steps=1, **OPTIONS | {"folds": 0})
+
+
+# Chance
+
+
+def test_a_classifier_at_chance_level_is_warned_of() -> None:
+    (images, labels), (valid_images, valid_labels) = digits(100)
+    net = torchckn.fit_filters(network(), images, 200)
+    shuffled = labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
+    with pytest.warns(ChanceWarning, match=r"no better than chance: validation accuracy .* on 100 images"):
+        fit_head(net, (images, shuffled), (valid_images, valid_labels), lam=2.0**-6)
+
+
+def test_a_classifier_that_has_learned_something_is_not(recwarn: pytest.WarningsRecorder) -> None:
+    train, valid = digits(100)
+    fit_head(torchckn.fit_filters(network(), train[0], 200), train, valid, lam=2.0**-6)
+    assert not [warning for warning in recwarn if issubclass(warning.category, ChanceWarning)]
+
+
+# Class weights and label smoothing
+
+
+def aimed_objective(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, lam: float, weights: Tensor, s: float) -> Tensor:
+    """The definition, image by image."""
+    total = x.new_zeros(())
+    for i in range(len(x)):
+        log_p = torch.log_softmax(x[i] @ weight + bias, 0)
+        target = torch.full_like(log_p, s / len(log_p))
+        target[y[i]] += 1 - s
+        total = total - weights[y[i]] * (target * log_p).sum()
+    return total / len(x) + lam * weight.square().sum()
+
+
+@pytest.mark.parametrize("most", [2**10, 0])
+def test_the_classifier_minimizes_the_weighted_and_smoothed_objective(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchckn.fit.solvers.Multinomial._MOST", most)
+    x, y = points()
+    goal = Aim((0.5, 2.0, 1.0), 0.1)
+    weight, bias, _ = fit_classifier(x, y, 3, lam=1e-3, aim=goal)
+    weight, bias = weight.requires_grad_(), bias.requires_grad_()
+    value = aimed_objective(x, y, weight, bias, 1e-3, torch.tensor(goal.class_weights), 0.1)
+    gradients = torch.autograd.grad(value, [weight, bias])
+    assert all(float(gradient.detach().abs().max()) < 1e-3 for gradient in gradients)
+    plain, plain_bias, _ = fit_classifier(x, y, 3, lam=1e-3)
+    assert float(aimed_objective(x, y, plain, plain_bias, 1e-3, torch.tensor(goal.class_weights), 0.1)) > float(
+        value.detach()
+    )
+
+
+def test_weighted_least_squares_are_those_of_repeated_images() -> None:
+    x, y = points(20)
+    repeated = torch.cat([torch.arange(20), torch.nonzero(y == 1).flatten()])
+    weights = torch.where(torch.arange(3) == 1, 2.0, 1.0).tolist()
+    lam = 1e-2
+    weight, bias, _ = fit_classifier(x, y, 3, loss="square", lam=lam, aim=Aim(tuple(weights)))
+    other = fit_classifier(x[repeated], y[repeated], 3, loss="square", lam=lam * 20 / len(repeated))
+    torch.testing.assert_close((weight, bias), other[:2])
+
+
+@pytest.mark.parametrize("hessian", ["full", "diag", "cg"])
+def test_ultimate_layer_reversal_is_exact_with_weights_and_smoothing(hessian: Any) -> None:
+    x, y = points(12, 4)
+    head = torch.nn.Linear(4, 3, dtype=torch.float64)
+    goal = Aim((0.5, 2.0, 1.0), 0.1)
+
+    def reduced(features: Tensor) -> Tensor:
+        return reduced_objective(features, y, head, 1e-2, 2**-3, hessian=hessian, aim=goal).objective
+
+    assert torch.autograd.gradcheck(reduced, x.requires_grad_())
+    if hessian == "diag":
+        return
+    eta = reduced_objective(x, y, head, 1e-2, 2**-3, hessian=hessian, aim=goal).eta
+    start = torch.cat([head.weight, head.bias[:, None]], 1).detach()
+
+    def objective(v: Tensor) -> Tensor:
+        return aimed_objective(x.detach(), y, v[:, :-1].T, v[:, -1], 1e-2, torch.tensor(goal.class_weights), 0.1)
+
+    gradient = torch.autograd.functional.jacobian(objective, start).flatten()
+    matrix = torch.autograd.functional.hessian(objective, start).reshape(15, 15) + 2**-3 * torch.eye(15)
+    torch.testing.assert_close(eta.flatten(), -torch.linalg.solve(matrix, gradient), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("images", [12, 3])  # fewer images than features: the other factorization
+def test_the_square_loss_is_minimized_exactly_with_weights_and_smoothing(images: int) -> None:
+    x, y = points(images, 4)
+    head = torch.nn.Linear(4, 3, dtype=torch.float64)
+    goal = Aim((0.5, 2.0, 1.0), 0.2)
+    eta = reduced_objective(x, y, head, 1e-2, loss="square", aim=goal).eta
+    best = (torch.cat([head.weight, head.bias[:, None]], 1) + eta).detach().requires_grad_()
+    weights = torch.tensor(goal.class_weights, dtype=torch.float64)[y]
+    targets = 0.8 * F.one_hot(y, 3).double() + 0.2 / 3
+    residual = targets - x @ best[:, :-1].T - best[:, -1]
+    value = (weights * residual.square().sum(1)).mean() + 1e-2 * best[:, :-1].square().sum()
+    (gradient,) = torch.autograd.grad(value, best)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-10)
+
+
+def test_balanced_weights_let_every_class_count_the_same() -> None:
+    labels = torch.tensor([0, 0, 0, 1])
+    weights = aim("balanced", None, labels, 2).class_weights
+    assert weights == (4 / 6, 2.0)
+    with pytest.raises(ConfigError, match=r"class_weights expected a positive number for each of 2 classes, or 'balanced'"):
+        aim((1.0, 0.0), None, labels, 2)
+    with pytest.raises(ConfigError, match="label_smoothing expected a number from 0 to below 1, got 1"):
+        aim(None, 1.0, labels, 2)
+
+
+@pytest.mark.parametrize("method", ["ulr", "sgo"])
+def test_training_takes_weights_and_smoothing(method: Any) -> None:
+    plain, aimed = (
+        trained(method=method, lr=2**-4, steps=2, lam=2**-8, **options)[0]
+        for options in ({}, {"class_weights": "balanced", "label_smoothing": 0.1})
+    )
+    assert not torch.equal(plain.layers["conv"].weight, aimed.layers["conv"].weight)
+    train_data, valid_data = digits()
+    dataset = torch.utils.data.TensorDataset(*train_data)
+    with pytest.raises(ConfigError, match="'balanced' needs all training labels at once, which TensorDataset does not have"):
+        torchckn.train(network(), dataset, valid_data, class_weights="balanced", **OPTIONS)
+
+
+# Augmentation
+
+
+@pytest.mark.parametrize("kind", ["flip", "crop", "shift"])
+def test_an_augmented_image_is_the_image_moved_or_mirrored(kind: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(1, 256, (16, 3, 28, 16), generator=generator, dtype=torch.uint8)
+    changed = data.augment(images, [kind], torch.Generator().manual_seed(1))
+    assert changed.shape == images.shape
+    assert changed.dtype == images.dtype
+    down, right = {"flip": (0, 0), "crop": (3, 2), "shift": (2, 1)}[kind]
+    found = set()
+    for image, other in zip(images, changed, strict=True):
+        candidates = {}
+        for i in range(-down, down + 1):
+            for j in range(-right, right + 1):
+                rows, columns = torch.arange(28) + i, torch.arange(16) + j
+                moved = image[:, rows.clamp(0, 27)][:, :, columns.clamp(0, 15)]
+                inside = ((rows >= 0) & (rows < 28))[:, None] & ((columns >= 0) & (columns < 16))
+                candidates[i, j] = moved if kind == "shift" else moved * inside
+        if kind == "flip":
+            candidates["mirrored"] = image.flip(2)
+        (match,) = [name for name, candidate in candidates.items() if torch.equal(candidate, other)]
+        found.add(match)
+    assert len(found) > 1, "at random"
+
+
+def test_a_part_of_a_batch_is_augmented_as_it_is_in_the_whole() -> None:
+    images = torch.rand(6, 1, 14, 14)
+    kinds: Any = ["flip", "crop", "shift"]
+    whole = data.augment(images, kinds, torch.Generator().manual_seed(3))
+    part = data.augment(images[2:4], kinds, torch.Generator().manual_seed(3), slice(2, 4), 6)
+    assert torch.equal(whole[2:4], part)
+    with pytest.raises(ConfigError, match="unknown augmentation 'turn': expected one of crop, flip, shift"):
+        data.augment(images, ["turn"], torch.Generator())  # type: ignore[list-item]
+
+
+def test_an_augmented_training_is_resumed_bit_for_bit(tmp_path: Any) -> None:
+    class Stop(torchckn.Callback):
+        def on_step_end(self, training: Any, record: Any) -> None:
+            if record["step"] == 3:
+                raise KeyboardInterrupt
+
+    options = {"steps": 6, "lam": 2.0**-8, "augment": ["flip", "shift"], "checkpoint_every": 1}
+    whole, _ = trained(**options)
+    with pytest.raises(KeyboardInterrupt):
+        trained(run_dir=tmp_path, callbacks=[Stop()], **options)
+    resumed, _ = trained(run_dir=tmp_path, resume=True, **options)
+    assert torch.equal(whole.layers["conv"].weight, resumed.layers["conv"].weight)
+    other, _ = trained(**options | {"augment": None})
+    assert not torch.equal(whole.layers["conv"].weight, other.layers["conv"].weight)
