@@ -55,8 +55,7 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
     "safety.md": [
         ("16", "a limit: _LARGEST_HEADER in torchckn.files"),
         ("3", "a setting: the memory of the processes in tests/faults"),
-        *((figure, "seconds of the two command lines of that table") for figure in ("86", "108", "0.3", "3.3")),
-        ("200", "a setting: the number of kills in tests/faults/test_kills.py"),
+        ("20", "a setting: PATIENCE in tests/faults/harness.py"),
     ],
     "paper.md": [
         ("2", "a setting: DROP in torchckn.fit.loop"),

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
-from torchckn import ConfigError, launch, runs
+from torchckn import ConfigError, cli, launch, runs
 from torchckn.errors import LostProcessError
 from torchckn.storage import KIND, read_tensors
 
@@ -64,6 +64,27 @@ def difference(one: Path, other: Path) -> float:
 
 def train(run: Path, data: str | Path = "mnist-mini", steps: int = 4, *more: str) -> list[str]:
     return ["train", "lenet5", "--data", str(data), "--steps", str(steps), *OPTIONS, "-o", str(run), *more]
+
+
+@pytest.mark.parametrize("processes", [100_000, 2**64])
+def test_more_processes_than_a_machine_can_have_are_not_started(processes: int) -> None:
+    with pytest.raises(ConfigError, match=f"expected at most 8 for each of this machine's .* cores, got {processes}"):
+        launch.start(processes, ["train"], 0, "")
+
+
+@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE"])
+def test_an_environment_that_torchrun_does_not_make_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", variable: "many"}.items():
+        monkeypatch.setenv(name, value)
+    message = f"variable {variable} expected a number, as torchrun sets it, got 'many'; unset it"
+    with pytest.raises(ConfigError, match=message), launch.joined(10, ""):
+        pass
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
+def test_a_time_to_wait_that_never_ends_is_refused(seconds: str) -> None:
+    with pytest.raises(ConfigError, match="--timeout expected from 1 to 1000000 seconds, got"):
+        cli.app(["train", "lenet1", "--timeout", seconds], standalone_mode=False)
 
 
 def workers(launcher: int) -> dict[int, int]:

@@ -40,7 +40,7 @@ class OthersSpeakError(SystemExit):
 
 def is_one_of_several() -> bool:
     """Whether this process was started as one of several, by torchrun or the like."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and _number("WORLD_SIZE", 1) > 1
 
 
 def will_restart() -> bool:
@@ -51,7 +51,17 @@ def will_restart() -> bool:
 
 def is_restarted() -> bool:
     """Whether torchrun has started this process again, after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+def _number(variable: str, default: int) -> int:
+    """An environment variable that torchrun sets."""
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal():
+        raise ConfigError(
+            f"the environment variable {variable} expected a number, as torchrun sets it, got {text[:30]!r}; unset it"
+        )
+    return int(text)
 
 
 @contextmanager
@@ -81,7 +91,7 @@ def joined(timeout: float, how_to_resume: str) -> Iterator[None]:
 
 
 def _join(timeout: float) -> Any:
-    here, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    here, count = _number("RANK", 0), _number("WORLD_SIZE", 1)
     place = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=timeout)
@@ -210,11 +220,19 @@ def _is_of_communication(error: Exception) -> bool:
     )
 
 
+#: processes for each core; more are a slip of the pen, and would fill the memory
+_MOST_PER_CORE = 8
+
+
 def start(processes: int, arguments: Sequence[str], max_restarts: int, how_to_resume: str) -> None:
     """Run ``python -m torchckn ARGUMENTS`` in so many processes on this machine, until all of them are done.
 
     An error unless all of them succeed; what a process says about its own failure is not repeated.
     """
+    if processes > _MOST_PER_CORE * _cores():
+        raise ConfigError(
+            f"--processes expected at most {_MOST_PER_CORE} for each of this machine's {_cores()} cores, got {processes}"
+        )
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

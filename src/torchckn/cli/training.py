@@ -19,6 +19,9 @@ from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
 from ..settings import Settings, read_settings, settings_from
 from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
 
+#: seconds that a process may wait for others: eleven days
+_LONGEST = 10**6
+
 
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures and the model.")] = Path("demo"),
@@ -69,7 +72,7 @@ def train(
         int, typer.Option("--max-restarts", min=0, help="How often to go on by itself when one of several processes fails.")
     ] = 0,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, help="Seconds that one of several processes waits for the others.")
+        float, typer.Option("--timeout", help="Seconds that one of several processes waits for the others.")
     ] = 600,
     trust: Trust = False,
     as_json: AsJSON = False,
@@ -79,6 +82,8 @@ def train(
 
     Example: [bold]torchckn train lenet5 --filters 16 --data mnist-mini --steps 100 --run runs/first[/bold]
     """
+    if not 1 <= timeout <= _LONGEST:  # NaN is neither less nor more
+        raise ConfigError(f"--timeout expected from 1 to {_LONGEST} seconds, got {timeout}")
     if resume is not None and (config or run or preset):
         raise ConfigError(
             "--resume takes a run with the options it has, so give no --config, --preset or --run; only --steps may grow"
