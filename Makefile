@@ -44,8 +44,8 @@ format: $(READY) ## fix style and formatting where a machine can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## speed, memory and gradient accuracy against the paper's plain method and a plain ConvNet
-	$(BIN)/python -m benchmarks
+bench: $(READY) ## speed, memory and gradient accuracy against the paper's plain method and a plain ConvNet; ARGS="--device cuda": on a GPU
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # mkdocs-material warns of another project's plans on every build; that is no warning about these pages.
 docs: $(READY_DOCS) ## build and check the documentation in site/ (its search needs a server: python3 -m http.server -d site)

@@ -11,6 +11,7 @@ import torchckn
 from torchckn.graph import AdaptiveAveragePool, AveragePool, Conv, Graph, Node
 from torchckn.kernels import RBFSphere
 
+from .measure import placed
 from .reference import ReferenceConv
 
 
@@ -58,7 +59,10 @@ def kernel_network(name: str, filters: int) -> torchckn.CKN:
             nodes.append(AveragePool(f"pool{i + 1}", kernel_size=(layer.pool,) * 2, stride=(layer.pool,) * 2))
     if name == "All-CNN-C":
         nodes.append(AdaptiveAveragePool("pool"))
-    return torchckn.CKN(Graph(shape, nodes))
+    with torch.device("cpu"):
+        network = torchckn.CKN(Graph(shape, nodes))
+    placed(network)
+    return network
 
 
 class Classifier(nn.Module):
@@ -87,7 +91,7 @@ def reference_network(name: str, filters: int) -> nn.Module:
             module.weight = nn.Parameter(torch.eye(filters), requires_grad=False)
         modules.append(module)
         channels = filters
-    return Classifier(name, modules, filters)
+    return placed(Classifier(name, modules, filters))
 
 
 def convnet(name: str, filters: int, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
@@ -102,4 +106,4 @@ def convnet(name: str, filters: int, layout: torch.memory_format = torch.contigu
         else:
             modules.append(nn.ReLU())
         channels = filters
-    return Classifier(name, modules, filters).to(memory_format=layout)  # type: ignore[call-overload]
+    return placed(Classifier(name, modules, filters)).to(memory_format=layout)  # type: ignore[call-overload]

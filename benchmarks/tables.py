@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from rich.console import Console
@@ -97,12 +98,39 @@ def memory_table() -> Table:
     return table
 
 
-def main() -> None:
-    torch.manual_seed(0)
+def unusable(device: str) -> str | None:
+    """Why nothing can be measured on this device; None if it can."""
+    number = device.removeprefix("cuda").removeprefix(":")
+    if device == "cpu" or (device.startswith("cuda") and (number or "0").isdecimal() and int(number or 0) < gpus()):
+        return None
+    return (
+        f"--device expected cpu, or a CUDA GPU that torch {torch.__version__} can use (it finds {gpus()}), got {device!r}; "
+        "measure on the CPU, or install a torch for this machine's GPU"
+    )
+
+
+def gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Print all tables.")
+    parser.add_argument("--device", default="cpu", help="where to measure: cpu (the default), cuda, cuda:1")
+    device = parser.parse_args(arguments).device
+    problem = unusable(device)
+    if problem:
+        parser.error(problem)
     console = Console(width=150)
-    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; layers: {native.status()}\n")
-    for table in (accuracy_table, speed_table, inference_table, memory_table, step_table, parts_table, large_table):
+    with torch.device("cpu"):
+        torch.manual_seed(0)
+        accuracy = accuracy_table()
+    torch.set_default_device(device)
+    name = native.status() if device == "cpu" else torch.cuda.get_device_name(device)
+    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; layers: {name}\n")
+    console.print(accuracy, "")
+    for table in (speed_table, inference_table, memory_table, step_table, parts_table, large_table):
         console.print(table(), "")
+    torch.set_default_device("cpu")
     if importlib.util.find_spec("faiss") is None:
         console.print("the comparison of k-means with faiss is skipped; install faiss with: pip install 'torchckn[bench]'")
     else:

@@ -5,17 +5,19 @@ Copies between host and device, and operations that make the host wait, are coun
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from benchmarks import tables
 from torch import nn
 
 from torchckn import zoo
 from torchckn.errors import NumericalError
 from torchckn.fit import ulr
-from torchckn.fit.methods import METHODS, MethodOptions
+from torchckn.fit.methods import METHODS, Method, MethodOptions
 from torchckn.nn import base, checks, invsqrt
 from torchckn.nn.checks import Deferred, require
 
@@ -87,6 +89,56 @@ def test_a_step_on_the_device_refuses_another_device(device: Any) -> None:
 
 def test_a_step_on_the_device_refuses_a_read_that_is_not_deferred(device: Any) -> None:
     device(steps.reads_are_refused)
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def methods_on(devices: list[str], method: str, options: dict[str, Any]) -> list[Method]:
+    net = steps.build("lenet5" if method == "sgd" else "small", None, method)
+    return [METHODS[method](copy.deepcopy(net).to(device), MethodOptions(lam=2**-10, **options)) for device in devices]
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("method", "options"), METHOD_CASES, ids=str)
+def test_a_step_on_a_gpu_has_the_numbers_of_the_cpu(method: str, options: dict[str, Any]) -> None:
+    here, there = methods_on(["cpu", "cuda"], method, options)
+    images, labels = torch.rand(6, *here.net.input_shape), torch.arange(6)
+    results = [m.step(images.to(m.net.lam.device), labels.to(m.net.lam.device), lr=0.01) for m in (here, there)]
+    assert results[1].loss == pytest.approx(results[0].loss, rel=1e-4)
+    for ours, theirs in zip(here.net.parameters(), there.net.parameters(), strict=True):
+        torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-3, atol=1e-4)
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("method", "options"), METHOD_CASES, ids=str)
+def test_a_step_on_a_gpu_waits_once(method: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch makes every other wait an error."""
+    (trained,) = methods_on(["cuda"], method, options)
+    batch = torch.rand(6, *trained.net.input_shape, device="cuda"), torch.arange(6, device="cuda")
+    trained.step(*batch, lr=0.01)  # what is prepared once
+    reads = []
+
+    def host(numbers: torch.Tensor) -> list[float]:
+        torch.cuda.set_sync_debug_mode("default")
+        reads.append(numbers.tolist())
+        torch.cuda.set_sync_debug_mode("error")
+        return reads[-1]
+
+    monkeypatch.setattr(checks, "host", host)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trained.step(*batch, lr=0.01)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(reads) == 1
+
+
+def test_benchmarks_on_a_device_that_is_not_there_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for device in ("cuda:99", "tpu"):
+        with pytest.raises(SystemExit, match="2"):
+            tables.main(["--device", device])
+        assert f"expected cpu, or a CUDA GPU that torch {torch.__version__} can use" in capsys.readouterr().err
 
 
 def test_deferred_checks_raise_the_first_error_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

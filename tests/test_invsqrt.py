@@ -165,6 +165,19 @@ def test_the_result_has_the_dtype_of_the_input() -> None:
         assert matrix.grad.dtype == dtype
 
 
+def test_newton_iterations_that_start_from_the_root_of_another_matrix_do_not_reach_the_root() -> None:
+    before, now = positive_definite(6, 1), positive_definite(6, 1) + 0.01 * positive_definite(6, 2)
+    identity = torch.eye(6, dtype=now.dtype)
+    t = torchckn.inverse_sqrt(before, "eigh")
+    s = now @ t
+    for _ in range(20):
+        step = (3 * identity - t @ s) / 2
+        s, t = s @ step, step @ t
+    assert torch.linalg.matrix_norm(t @ s - identity) < 1e-10  # they converge
+    assert newton_residual(now, t) > 1e-4  # to something else
+    assert newton(now, iters=60, tol=1e-10).residual < 1e-10
+
+
 def test_auto_is_the_closed_form_on_a_cpu_and_newton_elsewhere_in_float64_if_it_is_small() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert (choose_method(cpu), choose_method(cuda)) == ("eigh", "newton")

@@ -29,9 +29,10 @@ def choose_method(device: torch.device) -> RootMethod:
     On a CPU the closed form is the most accurate and the fastest (``make bench`` prints the comparison). On an accelerator,
     eigendecompositions are slow, the host waits for each of them to ask whether it has succeeded, and products are fast.
 
-    In training, Newton iterations do not start from the root of the step before, although the filters have moved little: there
-    is little to gain, because on two CPU cores an eigendecomposition of 512 to 1,024 rows takes as long as 6 to 14 products, and
-    the derivative needs it.
+    In training, Newton iterations do not start from the root of the step before, although the filters have moved little. They
+    would end elsewhere: every iterate has to commute with the matrix, and the root of another matrix does not. With 128
+    filters, each moved by 2^-6, three iterations converge, but to a matrix T with |T M T - I| = 0.08; from the usual start, ten
+    reach 1e-6. (Iterations for A M A, with A the former root, take seven, and give a root that is not the symmetric one.)
     """
     return "eigh" if device.type == "cpu" else "newton"
 

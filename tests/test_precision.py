@@ -1,0 +1,116 @@
+"""Mixed precision: convolutions and kernel maps in bfloat16 or float16, everything else in the network's own precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchckn
+from torchckn import ConfigError, NumericalError, TrainConfig
+from torchckn.fit.chunks import batch_features, batch_gradient
+from torchckn.fit.methods import METHODS, Method, MethodOptions
+from torchckn.nn import KernelConv2d
+
+from .contracts import KERNELS, Case, is_rough
+from .fake_cuda.steps import small
+from .training import StopAfter, StopHereError, convnet, digits, network, trained
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    (images, labels), _ = digits(32)
+    return images, labels
+
+
+def method_in(precision: Any, name: str = "ulr") -> Method:
+    net = convnet() if name == "sgd" else network()
+    return METHODS[name](net, MethodOptions(lam=2**-8, precision=precision))
+
+
+class Types(TorchDispatchMode):
+    """The dtypes of the first tensor of each operation, by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, set[torch.dtype]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], Tensor):
+            self.seen.setdefault(func.overloadpacket.__name__, set()).add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_convolutions_and_maps_are_in_bfloat16_roots_solve_and_classifier_are_not() -> None:
+    method = method_in("bfloat16")
+    with Types() as types:
+        method.step(*batch(), lr=0.01)
+    assert torch.bfloat16 in types.seen["convolution"]
+    assert types.seen["exp"] == {torch.bfloat16, torch.float32, torch.float64}  # maps; the solve; the filters' Gram matrices
+    assert types.seen["_linalg_eigh"] == {torch.float64}
+    assert types.seen["linalg_cholesky_ex"] == {torch.float64}
+    assert types.seen["_log_softmax"] == {torch.float32}
+    assert {parameter.dtype for parameter in method.net.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("inverse_sqrt", ["eigh", "newton"])
+def test_roots_are_those_of_float32(inverse_sqrt: str) -> None:
+    layer = KernelConv2d(2, 6, 3, inverse_sqrt=inverse_sqrt, generator=torch.Generator().manual_seed(0))
+    expected = layer.projection()
+    with torch.autocast("cpu", torch.bfloat16):
+        root = layer.projection()
+    assert root.dtype == torch.float32
+    assert torch.equal(root, expected)
+
+
+@pytest.mark.parametrize("name", ["ulr", "sgo", "sgd"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_step_is_close_to_that_in_float32(name: str, precision: str) -> None:
+    methods = [method_in(which, name) for which in ("float32", precision)]
+    results = [method.step(*batch(), lr=0.01) for method in methods]
+    assert results[1].loss == pytest.approx(results[0].loss, rel=0.02)
+    assert results[1].loss != results[0].loss
+    gradients = [torch.cat([p.grad.flatten() for p in method.net.parameters() if p.grad is not None]) for method in methods]
+    assert gradients[1].isfinite().all()
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.98
+
+
+#: kernels that do not amplify the rounding of a cosine, as an unbounded kappa' and a bandwidth of 0.1 do
+SMOOTH = [case for case in KERNELS if not is_rough(case) and case.arguments.get("sigma") != 0.1]
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=str)
+def test_features_of_every_kernel_are_close_to_those_in_float32(case: Case) -> None:
+    net, images = small(case.build()), torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    exact, rounded = (batch_features(net, images, precision=precision) for precision in ("float32", "bfloat16"))  # type: ignore[arg-type]
+    assert rounded.dtype == torch.float32
+    assert torch.linalg.vector_norm(rounded - exact) < 0.1 * torch.linalg.vector_norm(exact)
+
+
+def test_a_resumed_run_in_bfloat16_gives_exactly_what_the_uninterrupted_one_gives(tmp_path: Any) -> None:
+    options: dict[str, Any] = {"steps": 4, "precision": "bfloat16", "run_dir": tmp_path / "run"}
+    expected = trained(**options | {"run_dir": None})[0].state_dict()
+    with pytest.raises(StopHereError):
+        trained(**options, checkpoint_every=1, callbacks=[StopAfter(2)])
+    assert 'precision = "bfloat16"' in (tmp_path / "run" / "config.toml").read_text()
+    with pytest.raises(ConfigError, match="precision"):
+        trained(**options | {"precision": "float32"}, resume=True)
+    found = trained(**options, resume=True)[0].state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_an_overflow_of_float16_says_what_it_is() -> None:
+    images, labels = batch()
+    with pytest.raises(NumericalError, match="float16 overflowed: expected finite features of a batch"):
+        method_in("float16").step(images * 1e5, labels, lr=0.01)
+    with pytest.raises(NumericalError, match="float16 overflowed: expected finite gradients of a batch"):
+        batch_gradient(network(), images, lambda x: (x.square().sum() * 1e9, None), precision="float16")
+    assert method_in("bfloat16").step(images * 1e5, labels, lr=0.01).loss > 0  # it has the range of float32
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ConfigError, match="precision: expected 'float32', 'bfloat16' or 'float16', got 'float8'"):
+        TrainConfig(precision="float8")  # type: ignore[arg-type]
+    assert torchckn.TrainConfig().precision == "float32"
