@@ -161,7 +161,10 @@ class _Watch:
         """Raise the error if it is this process that tells of it, else end."""
         try:
             self._decide(error)
-        except RuntimeError as lost:  # the store is gone, and with it the machine of the first process
+        except RuntimeError as lost:
+            if lost is error or isinstance(lost, CKNError):
+                raise
+            # the store is gone, and with it the machine of the first process
             raise LostProcessError(
                 f"process {self.rank} of {self.world} lost the connection to the others; their machine was switched off, or "
                 f"the network failed. {self.how_to_resume}"
