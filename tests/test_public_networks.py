@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import torchckn
 from torchckn import translate, zoo
-from torchckn.errors import ConfigError
+from torchckn.errors import ConfigError, TranslationError
 from torchckn.graph import KernelNode
 
+from .collection_networks import COLLECTIONS, REFUSED
 from .networks import Written, conv, rows_of, run
 from .public_networks import PUBLIC
 
@@ -29,6 +30,30 @@ def test_blocks_of_public_collections_run_backpropagate_save_and_export(name: st
     for width in ({"filters": 5}, {"width": 0.5}):
         other = translate(PUBLIC[name](), (1, 8, 8), **width)
         assert other(torch.rand(2, 1, 8, 8)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_more_networks_of_public_collections_run_backpropagate_and_save(name: str, tmp_path: Any) -> None:
+    ckn = translate(COLLECTIONS[name](), (2, 8, 8))
+    assert run(ckn, 2, 8, 8).shape == (3, 3)
+    again = torchckn.load(torchckn.save(ckn.eval(), tmp_path / "model"))
+    x = torch.rand(2, 2, 8, 8)
+    assert torch.equal(again(x), ckn(x))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_networks_of_public_collections_that_are_refused_are_told_why(name: str) -> None:
+    build, reason = REFUSED[name]
+    with pytest.raises(TranslationError, match=reason):
+        translate(build(), (2, 8, 8))
+
+
+def test_a_sum_over_positions_is_pooling_with_a_factor() -> None:
+    net = Written(lambda s, x: F.relu(s.a(x)).sum((2, 3)) + x.mean((2, 3)), a=conv(4, 4))
+    ckn = translate(net, (4, 5, 5))
+    assert ckn.graph.nodes[-1].weights == (25.0, 1.0)  # type: ignore[attr-defined]
+    with pytest.raises(TranslationError, match="the sum is not over height and width"):
+        translate(Written(lambda s, x: s.a(x).sum(1), a=conv(4, 4)), (4, 5, 5))
 
 
 #: blocks of which every part but the stem's is exact: splits, shuffles, blocks of pixels, interpolation

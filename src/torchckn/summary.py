@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rich.cells import cell_len
 from rich.text import Text
 
-from .tables import Column, TextTable, clean, fitted, line, shape_text, table_lines, total_width
+from .tables import GAP, Column, TextTable, clean, fitted, line, shape_text, table_lines, total_width
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,19 @@ class Summary(TextTable):
 
     def lines(self, width: int, ascii_only: bool) -> list[Text]:
         columns = self._columns(ascii_only, full=True)
+        above: list[list[Text]] = [[] for _ in self.rows]
         if total_width(columns) > width:
-            columns = fitted(self._columns(ascii_only, full=False), width, ascii_only)
+            names, *others = self._columns(ascii_only, full=False)
+            # A name that is too long has a line of its own.
+            room = max(width - total_width(others) - GAP, len(names.title))
+            above = [[line([(name, "")])] if cell_len(name) > room else [] for name in names.cells]
+            short = tuple("" if before else name for before, name in zip(above, names.cells, strict=True))
+            columns = fitted([replace(names, cells=short), *others], width, ascii_only)
         fixed = self.parameters - self.trainable
         note = f", {fixed:,} of them fixed" if fixed else ""
-        return [*table_lines(columns), line([(f"{self.parameters:,} parameters{note}", "")])]
+        head, *rows = table_lines(columns)
+        lines = [text for before, row in zip(above, rows, strict=True) for text in (*before, row)]
+        return [head, *lines, line([(f"{self.parameters:,} parameters{note}", "")])]
 
     def _columns(self, ascii_only: bool, full: bool) -> list[Column]:
         """Without room, the number of filters is left out: it is the first number of the output shape."""
@@ -57,7 +66,7 @@ class Summary(TextTable):
 
         filters = [column("filters", [str(row.filters or "") for row in self.rows], right=True)]
         return [
-            column("layer", [row.name for row in self.rows], cut="start"),
+            column("layer", [row.name for row in self.rows]),
             column("operation", [row.operation for row in self.rows], cut="end"),
             column("kernel", [row.kernel for row in self.rows]),
             *(filters if full else []),

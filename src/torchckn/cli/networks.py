@@ -64,7 +64,8 @@ def translate(
         typer.Option(help="Shape of an image, such as 1,28,28; takes the place of a data set.", rich_help_panel="Images"),
     ] = None,
     data_dir: DataDir = None,
-    why: Annotated[bool, typer.Option("--why", help="Show the reasons with every row, not as notes.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Show every operation, with its reasons, and no notes.")] = False,
+    expand: Annotated[bool, typer.Option("--expand", help="Show every operation, not blocks, of a large network.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what has no exact counterpart.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write the side-by-side drawing here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the table as HTML here.")] = None,
@@ -94,16 +95,16 @@ def translate(
     if strict:
         require_exact(ckn.report)
     if svg:
-        write_atomically(svg, ckn.report.to_svg().encode())
+        write_atomically(svg, ckn.report.to_svg(expand=expand).encode())
     if html:
-        write_atomically(html, ckn.report.to_html().encode())
+        write_atomically(html, ckn.report.to_html(expand=expand).encode())
     if save:
         write_network(ckn, save)
     if as_json:
         plain = {"report": ckn.report.to_json(), "layers": ckn.summary().to_json(), "features": ckn.graph.features}
         print_json(plain | {"graph": ckn.graph.to_json()})
         return
-    Console().print(ckn.report.table(why=why))
+    Console().print(ckn.report.table(why=why, expand=expand))
     images = shape_text(ckn.input_shape)
     show(False, f"\n{images} images, {ckn.graph.features} features per image, {ckn.head.out_features} classes")
 

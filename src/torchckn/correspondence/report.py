@@ -35,23 +35,28 @@ class Report:
     def __rich__(self) -> ReportTable:
         return self.table()
 
-    def table(self, *, why: bool = False) -> ReportTable:
-        """The table, for ``print`` and for a rich console; with ``why``, every row has its reasons with it."""
-        return ReportTable(self.network, self.rows, why)
+    def table(self, *, why: bool = False, expand: bool = False) -> ReportTable:
+        """The table, for ``print`` and for a rich console; with ``why``, every row has its reasons with it.
+
+        The table of a large network is folded by blocks, and begins with the most common reasons for what is not exact. With
+        ``why`` or ``expand`` it has a row for every operation.
+        """
+        return ReportTable(self.network, self.rows, why, expand)
 
     def losses(self) -> list[str]:
         """A line for everything that ``strict=True`` does not accept."""
         return loss_lines(self.rows)
 
-    def to_html(self) -> str:
-        """The table as HTML, to stand in a page or a notebook by itself."""
-        return str(to_html(self.network, self.rows))
+    def to_html(self, *, expand: bool = False) -> str:
+        """The table as HTML, to stand in a page or a notebook by itself; ``expand`` as for :meth:`table`."""
+        return str(to_html(self.network, self.rows, expand=expand))
 
-    _repr_html_ = to_html
+    def _repr_html_(self) -> str:
+        return self.to_html()
 
-    def to_svg(self) -> str:
-        """A drawing of the two networks side by side, layer against layer."""
-        return str(to_svg(self.network, self.rows))
+    def to_svg(self, *, expand: bool = False) -> str:
+        """A drawing of the two networks side by side, layer against layer; ``expand`` as for :meth:`table`."""
+        return str(to_svg(self.network, self.rows, expand=expand))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

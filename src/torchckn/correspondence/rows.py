@@ -69,6 +69,8 @@ class Row:
     """whether the layer's filters are trained"""
     output_shape: Annotated[tuple[Size, ...], Field(max_length=MOST_ENTRIES)] = ()
     """in the CKN, without the batch"""
+    module: Text = ""
+    """the path of the module whose ``forward`` has the operation; empty for the network itself"""
 
     @property
     def why(self) -> str:

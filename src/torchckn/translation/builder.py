@@ -222,6 +222,7 @@ class Step:
                 layer,
                 kernel=kernel,
                 output_shape=self.output_shape if shape is None else shape,
+                module=self.operation.inside,
             )
         )
 

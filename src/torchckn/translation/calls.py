@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Call:
     """its result for a batch of two all-zero images"""
     where: str
     """file, line and text of the source, if known"""
+    inside: str = ""
+    """the path of the module whose ``forward`` has the call"""
 
     @property
     def kind(self) -> str:
@@ -93,6 +96,7 @@ def culprit(error: BaseException) -> str:
     return f" beyond {where}" if where else ""
 
 
+@functools.cache
 def is_own(file: str) -> bool:
     """Whether a file is the user's: neither torch's nor part of the translation."""
     return not {_TORCH, _HERE} & set(Path(file).parents)

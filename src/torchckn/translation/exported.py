@@ -70,7 +70,7 @@ class _Leaves:
     def of(self, node: fx.Node) -> tuple[str, str] | None:
         """The name of its call, and the path of the module: the outermost one."""
         for call, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
-            path = re.sub(r"@\d+$", "", path)
+            path = _path(path)
             if path and path in self.modules and is_leaf(self.modules[path], self._has_rule):
                 return call, path
         return None
@@ -86,7 +86,18 @@ def _module_call(leaf: tuple[str, str], nodes: list[fx.Node], values: dict[fx.No
     module = net.get_submodule(path)
     # An operation in place gives what it has changed, so the module's result may be an earlier one that changed.
     node = nodes[-1] if values[nodes[-1]] is values[results[0]] else results[0]
-    return Call(node, path.replace(".", "_"), path, type(module), module, tuple(inputs), {}, values[node], _place(node))
+    return Call(
+        node,
+        path.replace(".", "_"),
+        path,
+        type(module),
+        module,
+        tuple(inputs),
+        {},
+        values[node],
+        _place(node),
+        path.rpartition(".")[0],
+    )
 
 
 def _function_call(node: fx.Node, values: dict[fx.Node, Any], known: set[Key]) -> Call:
@@ -96,7 +107,9 @@ def _function_call(node: fx.Node, values: dict[fx.Node, Any], known: set[Key]) -
         key, args, kwargs = _lowered(node, args, kwargs, known)
     source = str(node.target) if node.op in ("get_attr", "placeholder") else node.name
     name = getattr(node.target, "__name__", node.name).partition(".")[0]  # "relu" of "relu.default"
-    return Call(node, name, source, key, None, tuple(args), kwargs, values[node], _place(node))
+    stack = [_path(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    inside = stack[-1] if stack else ""
+    return Call(node, name, source, key, None, tuple(args), kwargs, values[node], _place(node), inside)
 
 
 def _lowered(
@@ -151,6 +164,11 @@ _LOWERINGS: dict[str, Callable[..., Any]] = {
     "upsample_bilinear2d": _interpolation("bilinear", corners=True),
     "upsample_bicubic2d": _interpolation("bicubic", corners=True),
 }
+
+
+def _path(path: str) -> str:
+    """The path of a module, without the number of its call."""
+    return re.sub(r"@\d+$", "", path)
 
 
 def _place(node: fx.Node) -> str:

@@ -69,6 +69,7 @@ class _Tracer(fx.Tracer):
         stack = traceback.extract_stack()[:-1]
         began = next(i for i, frame in enumerate(stack) if frame.filename == __file__)  # where tracing was called
         node.meta["frames"] = [frame for frame in stack[began + 1 :] if is_own(frame.filename)]
+        node.meta["modules"] = [path for path, _ in self.module_stack.values()]
         if node.op != "output":
             self.values[node] = self._value_of(node)
         return node
@@ -150,4 +151,6 @@ def _call(node: fx.Node, tracer: _Tracer) -> Call:
         key = str(node.target)
     source = str(node.target) if node.op in ("call_module", "get_attr", "placeholder") else node.name
     where = place(node.meta["frames"])
-    return Call(node, node.name, source, key, module, node.args, dict(node.kwargs), tracer.values[node], where)
+    modules = [path for path in node.meta["modules"] if module is None or path != source]
+    inside = modules[-1] if modules else ""
+    return Call(node, node.name, source, key, module, node.args, dict(node.kwargs), tracer.values[node], where, inside)

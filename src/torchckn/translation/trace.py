@@ -44,6 +44,8 @@ class Operation:
     """its result for a batch of two all-zero images"""
     where: str
     """file, line and text of the source, if known"""
+    inside: str = ""
+    """the path of the module whose ``forward`` has it"""
     users: list[Operation] = field(default_factory=list)
 
     @property
@@ -153,7 +155,8 @@ def _assembled(recording: Recording) -> Trace:
 
 def _operation(call: Call, name: str, current: dict[fx.Node, Operation]) -> Operation:
     args, kwargs = _replace(call.args, current), _replace(call.kwargs, current)
-    return Operation(name, call.source, call.key, call.kind, call.module, args, kwargs, call.value, call.where)
+    given = (name, call.source, call.key, call.kind, call.module, args, kwargs, call.value, call.where, call.inside)
+    return Operation(*given)
 
 
 def _copy(net: nn.Module) -> nn.Module:

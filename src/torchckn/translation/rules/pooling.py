@@ -57,6 +57,15 @@ def mean(step: Step) -> Value:
     return dataclasses.replace(value, flat=len(step.output_shape) == 1)
 
 
+@rule("sum", torch.sum)
+def total(step: Step) -> Value:
+    if _axes(step) not in ({"h", "w"}, {"p"}):
+        raise step.refuse("the sum is not over height and width", "Use x.sum((2, 3)), or add feature maps with +.")
+    value = step.emit(AdaptiveAveragePool(step.name), why="averaging of feature maps, times the number of positions")
+    positions = step.input.shape[1] * step.input.shape[2]
+    return dataclasses.replace(value, flat=len(step.output_shape) == 1, factor=value.factor * positions)
+
+
 @rule("amax", torch.amax)
 def maximum(step: Step) -> Value:
     axes = _axes(step)

@@ -53,6 +53,13 @@ def concatenation(step: Step) -> Value | tuple[Any, ...]:
     return _side_by_side(step)
 
 
+@rule(torch.stack)
+def stack(step: Step) -> Value:
+    raise step.refuse(
+        "it makes an axis of branches", "Add the branches, or put them side by side with torch.cat(..., dim=1)."
+    )
+
+
 @rule(KernelSum)
 def _side_by_side(step: Step) -> Value:
     # A nonlinearity on units side by side is not the nonlinearity on their sum: the result is not gaussian.
