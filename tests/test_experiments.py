@@ -156,7 +156,8 @@ def test_later_rules_overrule_earlier_ones_and_cells_can_be_left_out(spec: Path)
 def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
     spec.write_text(SPEC.replace('kind = "curves"', 'kind = "curve"'))
     with pytest.raises(
-        ConfigError, match="small.toml: figure: kind: expected 'curves', 'over-filters', .*'errors' or 'table', got 'curve'"
+        ConfigError,
+        match="small.toml: figure: kind: expected 'curves', 'over-filters', 'over-labels', 'errors' or 'table', got 'curve'",
     ):
         experiment(str(spec))
     spec.write_text(SPEC.replace("seeds = 2", "sedes = 2"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ..plots import COLOURS, crop_out_start, new_figure, save_figure
@@ -119,7 +120,7 @@ def _curves(experiment: Experiment, results: list[Result]) -> list[Figure]:
                 _plot_with_range(axes, points, colour, _label(layout.lines, line))
                 curves += [list(curve) for curve in zip(*(values for _, values in points), strict=True)]
             crop_out_start(axes, curves)
-            axes.set_title(f"{_label(layout.panels, values)}, {_data_name(inside)}", fontsize=9)
+            axes.set_title(fill(f"{_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
             axes.set_xlabel(label)
             axes.set_ylabel("validation accuracy (%)")
             axes.legend(frameon=False, fontsize=8, loc="lower right")
@@ -161,7 +162,7 @@ def _over_filters(experiment: Experiment, results: list[Result]) -> list[Figure]
             points = [(key[0], [100 * r["test_accuracy"] for r in group]) for key, group in by_filters]
             _plot_with_range(axes, points, colour, _network_label(lines, line, experiment.name))
         _set_filters_axis(axes, inside)
-        axes.set_title(f"{_label(layout.panels, values)}, {_data_name(inside)}", fontsize=9)
+        axes.set_title(fill(f"{_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
         axes.set_ylabel("test accuracy (%)")
         if len(kinds) > 3:  # a legend too large for the free space between the lines
             low, high = axes.get_ylim()

@@ -187,8 +187,14 @@ class TrainingLoop:
             return
         if net.needs_filters:
             assert isinstance(net, CKN)
-            given = {"restarts": config.restarts, "generator": self.generator, "progress": self.progress}
-            fit_filters(net, self.train_data, config.patches, **given)
+            fit_filters(
+                net,
+                self.train_data,
+                config.patches,
+                restarts=config.restarts,
+                generator=self.generator,
+                progress=self.progress,
+            )
         other_penalty = config.lam is not None and float(net.lam) != config.lam
         if not net.lam >= 0 or other_penalty or net.head_loss not in (config.loss, None):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
