@@ -24,12 +24,15 @@ from torchckn.kernels import ArcCosine, Linear, RBFSphere
 
 from .networks import NETWORKS, Functional, Nested, Written, conv, end, rows_of
 
+#: deep networks have wide layers anyway, because they concatenate and expand: few filters save time
+DEEP = {"convnext-atto", "densenet", "efficientnet-b0", "mobilenetv2", "seresnet50", "wideresnet"}
+
 
 @functools.cache
 def network(name: str, chosen: bool = False) -> torchckn.CKN:
     """A network of the zoo, with the kernel that matches each activation or one that was chosen for all layers."""
     kernel = RBFSphere(0.6) if chosen else "match"
-    filters = 16 if name in DEEP else 128  # deep networks have wide layers anyway: they concatenate and expand
+    filters = 16 if name in DEEP else 128
     return translate(zoo.build(name, filters=filters), None, kernel, linear_kernel=RBFSphere(0.6) if chosen else None)
 
 
