@@ -77,8 +77,8 @@ def test_a_step_is_close_to_that_in_float32(name: str, precision: str) -> None:
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.98
 
 
-#: kernels whose kappa' is bounded, so that they do not amplify the rounding of a cosine, and whose features are not all zero here,
-#: as those of a bandwidth of 0.1 are
+#: kernels whose kappa' is bounded, so that they do not amplify the rounding of a cosine, and whose features are not all zero
+#: here, as those of a bandwidth of 0.1 are
 SMOOTH = [case for case in KERNELS if not is_rough(case) and case.arguments.get("sigma") != 0.1]
 
 
