@@ -359,7 +359,7 @@ def test_a_long_report_begins_with_the_three_most_common_reasons_why_not() -> No
     assert table[1] == "The most common reasons why not:"
     counted = sum("normalization has no counterpart; kernel layers normalize their patches" in r.reasons for r in lost)
     first = f"{counted} times: normalization has no counterpart; kernel layers normalize their patches"
-    assert " ".join(table[2].split()) == first
+    assert " ".join(" ".join(table[2:4]).split()).startswith(first)
     assert first in report.to_html()
     assert first in report.to_svg()
     assert "times:" not in "".join(lines_of(report_of("lenet5")))

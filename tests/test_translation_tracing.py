@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -143,3 +144,25 @@ def test_an_error_of_the_network_s_own_is_reported_with_its_line() -> None:
         TranslationError, match=r"shape \(1, 8, 8\): .*tracing.py:\d+, `raise .*multiples of 32.*input_shape"
     ):
         translate(Written(forward, a=conv()), (1, 8, 8))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = conv(16, 16), conv(16, 16)
+        self.norm1, self.norm2 = nn.BatchNorm2d(16), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.norm2(self.b(F.relu(self.norm1(self.a(x))))))
+
+
+@pytest.mark.slow
+def test_a_network_of_500_operations_is_translated_in_3_seconds_of_cpu_time() -> None:
+    net = nn.Sequential(conv(3, 16), nn.ReLU(), *(Residual() for _ in range(71)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    translate(net[:3], (3, 8, 8), classes=3)  # what torch loads at its first use
+    before = time.process_time()
+    report = translate(net, (3, 32, 32), classes=3).report
+    seconds = time.process_time() - before
+    assert report is not None
+    assert len(report.rows) >= 500
+    assert seconds < 3

@@ -177,7 +177,7 @@ def _lines(units: Sequence[_Unit], depth: int) -> list[Entry]:
 
 def _blocks(rows: Sequence[_Unit], depth: int) -> list[_Unit]:
     """Operations that follow each other and have one more part of their paths in common, put together."""
-    units = []
+    units: list[_Unit] = []
     for part, group in itertools.groupby(rows, lambda unit: (len(unit.path) > depth + 1, unit.path[depth])):
         own = tuple(group)
         is_block = part[0]

@@ -62,7 +62,7 @@ class _Tracer(fx.Tracer):
         return self.values[obj.node]
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        return (obj[i] for i in range(len(obj)))
+        return (obj[i] for i in range(len(obj)))  # type: ignore[index]
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -91,7 +91,7 @@ class _Tracer(fx.Tracer):
     def _value_of(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
             return self.images
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.values[n])  # type: ignore[arg-type]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.values[n])
         self._is_computing = True
         try:
             return self._computed(node, args, kwargs)
