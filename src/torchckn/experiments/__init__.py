@@ -8,6 +8,8 @@
 :mod:`.figures`           the paper's figures, from the results alone
 :mod:`.claims`            what the paper says, what was measured, whether it holds
 :mod:`.page`              one page of all this
+:mod:`.when`              the page "When to use a kernel network"
+:mod:`.few_labels`        accuracy with n labels, and the learners that are compared
 ========================  =====================================================================================
 
 Paper: section 5 and appendices B and G. ``torchckn reproduce`` is the command.

@@ -77,6 +77,8 @@ class TrainingLoop:
     progress: bool | None = None
     clock: Callable[[], float] = time.perf_counter
     """what seconds are measured with"""
+    unlabelled: Any = None
+    """what the unsupervised filters are fitted to, if not to the training data"""
 
     history: list[Record] = field(default_factory=list)
     step: int = 0
@@ -187,7 +189,8 @@ class TrainingLoop:
             return
         if net.needs_filters:
             assert isinstance(net, CKN)
-            fit_filters(net, self.train_data, config.patches, generator=self.generator, progress=self.progress)
+            images = self.train_data if self.unlabelled is None else self.unlabelled
+            fit_filters(net, images, config.patches, generator=self.generator, progress=self.progress)
         other_penalty = config.lam is not None and float(net.lam) != config.lam
         if not net.lam >= 0 or other_penalty or net.head_loss not in (config.loss, None):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
