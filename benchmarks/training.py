@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,7 @@ def forward_and_backward(network: nn.Module, images: torch.Tensor) -> None:
 RUNS = 5
 
 
-def step_table(runs: int = RUNS) -> Table:
+def step_table(runs: int = RUNS, cases: Sequence[tuple[str, int, int]] = CASES) -> Table:
     """Ratios of several runs, each of which has networks of its own: the median, and the lowest and the highest."""
     title = f"One training step (milliseconds of the last run; ratios: median of {runs} runs, lowest to highest)"
     table = Table(title=title)
@@ -76,7 +76,7 @@ def step_table(runs: int = RUNS) -> Table:
     head = ("network", "filters", "batch size", "ULR, exact classifier", "reused", "ConvNet", "channels last", "reference")
     for column in (*head, *ratios):
         table.add_column(column, justify="right")
-    for case in CASES:
+    for case in cases:
         found: dict[str, list[float]] = {name: [] for name in ratios}
         for _ in range(runs):
             times = median_times(

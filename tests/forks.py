@@ -129,9 +129,13 @@ def close() -> None:
 
 def _serve(orders: socket.socket) -> None:
     """Fork a command for each order, and a process that waits for it and writes its number and its exit status."""
+    import torch._dynamo  # noqa: F401 (which optimizers import)
+
     import torchckn.building
     import torchckn.cli
-    import torchckn.runs.trainer  # noqa: F401
+    import torchckn.runs.trainer
+
+    torchckn.translate(torchckn.zoo.build("lenet1", filters=2))  # imports what tracing needs
 
     while True:
         message, pipes, _, _ = socket.recv_fds(orders, 2**20, 3)

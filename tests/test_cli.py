@@ -697,3 +697,24 @@ def test_an_error_nobody_thought_of_has_a_message_and_a_switch_for_its_traceback
     monkeypatch.setenv("TORCHCKN_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         command("runs", "show", "anything")
+
+
+@pytest.mark.parametrize("folder", [".", ".."])
+def test_a_folder_without_a_name_of_its_own_is_refused_like_any_other(
+    command: Callable[..., Result], few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "mine.txt").touch()
+    monkeypatch.chdir(tmp_path / "inside")
+    status, _, err = command("train", "lenet1", "--data", str(few_digits), "--steps", "0", "--run", folder)
+    assert status == 2
+    assert f"error: {folder} is not empty and not a run" in " ".join(err.split())
+    assert [path.name for path in tmp_path.rglob("*")] == ["inside", "mine.txt"]
+
+
+def test_a_message_is_of_a_length_that_can_be_read(command: Callable[..., Result]) -> None:
+    status, _, err = command("runs", "show", "9" * 5000)
+    assert status == 1
+    assert err.startswith("error: 999")
+    assert "999 ... " in err
+    assert len(err) < 2100

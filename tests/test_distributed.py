@@ -22,16 +22,18 @@ from torchckn.fit.ulr import reduced_objective
 from torchckn.network import FeatureScaling
 
 from .processes import Processes
-from .training import convnet, digits, network, trained
+from .training import convnet, digits, mnist_mini, network, trained
 
 COUNTS = (2, 3, 4)
-#: of filters, which have norm 1. A classifier is the solution of a linear system, which magnifies differences of its features
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
-MAGNIFIED = 10
+#: A classifier is the solution of a linear system, which magnifies differences of its features: in single precision, those of
+#: the last bits of the filters.
+MAGNIFIED = {torch.float32: 10, torch.float64: 1}
 
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Processes]]:
+    mnist_mini()  # loaded once, before the processes are forked
     groups = {count: Processes(count, tmp_path_factory.mktemp(f"group{count}")) for count in COUNTS}
     yield groups
     for group in groups.values():
@@ -45,11 +47,12 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-300)) for a, b in pairs)
 
 
-def require_equal(one: dict[str, Tensor], others: list[dict[str, Tensor]], tolerance: float) -> None:
-    filters, rest = ([name for name in one if name.startswith("layers.") == is_layer] for is_layer in (True, False))
-    for names, allowed in ((filters, tolerance), (rest, MAGNIFIED * tolerance)):
+def require_equal(one: dict[str, Tensor], others: list[dict[str, Tensor]], dtype: torch.dtype = torch.float64) -> None:
+    head, rest = ([name for name in one if name.startswith("head.") == is_head] for is_head in (True, False))
+    for names, magnified in ((rest, 1), (head, MAGNIFIED[dtype])):
         if names:
-            assert distance(*({name: state[name] for name in names} for state in (one, others[0]))) <= allowed
+            far = distance(*({name: state[name] for name in names} for state in (one, others[0])))
+            assert far <= magnified * TOLERANCES[dtype], names
     for other in others[1:]:
         assert all(torch.equal(other[name], others[0][name]) for name in other), "processes have different numbers"
 
@@ -135,16 +138,22 @@ METHOD_OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize(("method", "options"), METHOD_OPTIONS, ids=lambda value: str(value))
 def test_steps_of_every_method_are_those_of_one_process(
-    groups: dict[int, Processes], method: str, options: dict[str, Any], count: int
+    groups: dict[int, Processes], method: str, options: dict[str, Any]
 ) -> None:
-    for dtype, tolerance in TOLERANCES.items():
+    for dtype in TOLERANCES:
         batch = 46  # no multiple of 3 or 4: the shares are unequal
-        if options.get("hessian") == "cg":
-            tolerance *= 10  # the solve ends with a residual of 6e-11
-        require_equal(steps(method, dtype, batch, options), groups[count](steps, method, dtype, batch, options), tolerance)
+        one = steps(method, dtype, batch, options)
+        for group in groups.values():
+            require_equal(one, group(steps, method, dtype, batch, options), dtype)
+
+
+def test_a_batch_of_fewer_images_than_features_is_solved_by_all_processes(groups: dict[int, Processes]) -> None:
+    case = ("ulr", torch.float64, 11, {"loss": "square"})  # and 12 features
+    one = steps(*case)
+    for group in groups.values():
+        require_equal(one, group(steps, *case))
 
 
 def reduced(
@@ -167,7 +176,7 @@ def reduced(
     return {"value": distributed.total(value.detach()), "eta": eta, "gradient": distributed.gathered(part.grad)}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     case=st.fixed_dictionaries(
         {
@@ -185,7 +194,7 @@ def reduced(
 def test_the_reduced_objective_is_that_of_one_process(groups: dict[int, Processes], case: dict[str, Any]) -> None:
     one = reduced(**case)
     for group in groups.values():
-        require_equal(one, group(reduced, **case), 1e-10 if case["hessian"] == "cg" else 1e-12)
+        require_equal(one, group(reduced, **case))
 
 
 def traffic(options: dict[str, Any]) -> tuple[int, int]:
@@ -222,7 +231,7 @@ def through_ddp() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("count", [2, 4])  # which divide the batch: DDP averages the processes' means
 def test_distributed_data_parallel_gives_the_gradient_of_one_process(groups: dict[int, Processes], count: int) -> None:
-    require_equal(through_ddp(), groups[count](through_ddp), 1e-12)
+    require_equal(through_ddp(), groups[count](through_ddp))
 
 
 # Whole trainings
@@ -253,20 +262,19 @@ def whole(dtype: torch.dtype, as_what: str = "pair", **options: Any) -> dict[str
     }
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_filters_head_and_training_are_those_of_one_process(
-    groups: dict[int, Processes], dtype: torch.dtype, count: int
-) -> None:
-    # in double precision, iterations for the first classifier magnify the last bit of its sums
-    require_equal(whole(dtype), groups[count](whole, dtype), max(TOLERANCES[dtype], 1e-7))
+def test_filters_head_and_training_are_those_of_one_process(groups: dict[int, Processes], dtype: torch.dtype) -> None:
+    one = whole(dtype)
+    for group in groups.values():
+        require_equal(one, group(whole, dtype), dtype)
 
 
-def test_the_final_classifier_is_as_near_as_its_iterations_are_precise(groups: dict[int, Processes]) -> None:
-    one = whole(torch.float64, final_head=True)
-    for other in groups[3](whole, torch.float64, final_head=True):
-        assert distance({"head": one["head.weight"]}, {"head": other["head.weight"]}) < 1e-6
-        assert torch.equal(one["predictions"], other["predictions"])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_the_final_classifier_is_that_of_one_process(groups: dict[int, Processes], dtype: torch.dtype) -> None:
+    one, others = whole(dtype, final_head=True), groups[3](whole, dtype, final_head=True)
+    assert all(torch.equal(one["predictions"], other["predictions"]) for other in others)
+    if dtype == torch.float64:  # in single precision, its iterations end somewhere else within their precision
+        require_equal(one, others)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +285,9 @@ def test_the_final_classifier_is_as_near_as_its_iterations_are_precise(groups: d
 def test_search_roll_back_and_data_of_all_kinds_are_those_of_one_process(
     groups: dict[int, Processes], options: dict[str, Any]
 ) -> None:
-    require_equal(whole(torch.float64, **options), groups[3](whole, torch.float64, **options), 1e-7)
+    one = whole(torch.float64, **options)
+    for count in (2, 3):
+        require_equal(one, groups[count](whole, torch.float64, **options))
 
 
 def test_before_the_first_step_everything_is_equal_bit_for_bit(groups: dict[int, Processes]) -> None:
@@ -312,10 +322,9 @@ def run_in(folder: str, steps: int, resume: bool) -> dict[str, Tensor]:
 def test_a_run_is_resumed_by_another_number_of_processes(groups: dict[int, Processes], tmp_path: Any) -> None:
     one = run_in(str(tmp_path / "one"), 6, False)
     first = groups[2](run_in, str(tmp_path / "several"), 3, False)
-    require_equal(run_in(str(tmp_path / "start"), 3, False), first, 1e-7)
-    require_equal(one, groups[4](run_in, str(tmp_path / "several"), 6, True), 1e-7)
-    again = groups[3](run_in, str(tmp_path / "several"), 6, True)  # it is finished: the same network
-    require_equal(one, again, 1e-7)
+    require_equal(run_in(str(tmp_path / "start"), 3, False), first)
+    require_equal(one, groups[4](run_in, str(tmp_path / "several"), 6, True))
+    require_equal(one, groups[3](run_in, str(tmp_path / "several"), 6, True))  # it is finished: the same network
 
 
 def message(kind: str) -> str:

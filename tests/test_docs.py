@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import subprocess
-import sys
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import typer.main
 import torchckn
 from torchckn.cli import app
 
+from . import forks
 from .test_readme import PAGES, ROOT, blocks
 
 DOCS = ROOT / "docs"
@@ -39,11 +39,12 @@ def commands(group: Any = None, path: str = "torchckn") -> Iterator[tuple[str, A
             yield f"{path} {name}", command
 
 
-def run(script: str, folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "COLUMNS": "120"}
-    done = subprocess.run(["sh", "-euc", script], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+def run(line: str, folder: Path) -> str:
+    """What a line prints that a user would type: ``torchckn ...`` or ``python file.py ...``."""
+    program, *arguments = shlex.split(line)
+    command = {"torchckn": ["-m", "torchckn"], "python": []}[program] + arguments
+    done = forks.run(command, cwd=folder, env=os.environ | {"COLUMNS": "120"})
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -52,7 +53,7 @@ def test_the_commands_of_the_tutorial_work_one_after_the_other(tmp_path: Path) -
     for file, content in blocks(page):
         if file:
             (tmp_path / file).write_text(content)
-    output = "".join(run(block, tmp_path) for block in shell_blocks(page))
+    output = "".join(run(line, tmp_path) for block in shell_blocks(page) for line in block.splitlines())
     assert "accuracy" in output
     for made in ("smallnet.svg", "report.html", "smallnet.onnx", "runs/first/model/model.safetensors"):
         assert (tmp_path / made).stat().st_size > 0

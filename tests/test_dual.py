@@ -166,7 +166,7 @@ def test_nystrom_features_approach_the_exact_kernel_with_more_filters(generator:
         assert errors[2] < 0.01, errors
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh(), nn.GELU()], ids=["tanh", "gelu"])
+@pytest.mark.parametrize("activation", [nn.Tanh(), pytest.param(nn.GELU(), marks=pytest.mark.slow)], ids=["tanh", "gelu"])
 def test_the_matching_kernel_is_ten_times_closer_to_the_random_network_than_the_stand_in_was(activation: nn.Module) -> None:
     """A ConvNet with its own Gaussian weights, whose pre-activations have scale 1: pixels of norm 1, no padding."""
     generator = torch.Generator().manual_seed(0)

@@ -451,7 +451,7 @@ def test_preconditioning_saves_evaluations(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(by_hessian.objective, by_covariance.objective) <= plain.objective * 1.001
 
 
-def test_the_preconditioner_of_few_features_is_the_hessian() -> None:
+def test_the_preconditioner_of_few_features_is_the_hessian_and_holds_what_the_loss_leaves_free() -> None:
     x = torch.cat([torch.randn(5000, 4, generator=seeded()).double(), torch.ones(5000, 1).double()], 1)
     y = torch.randint(3, (5000,), generator=seeded())
     v = torch.randn(5, 3, generator=seeded()).double()
@@ -461,11 +461,22 @@ def test_the_preconditioner_of_few_features_is_the_hessian() -> None:
 
     coordinates = solvers._OfAll(x, torch.softmax(x @ v, 1), 0.1)
     hessian = torch.autograd.functional.hessian(objective, v.flatten())
+    hessian[-3:, -3:] += 1 / 3  # the same bias for all classes, which changes no probability
     torch.testing.assert_close(coordinates.factor @ coordinates.factor.T, hessian, atol=1e-6, rtol=0)
     torch.testing.assert_close(coordinates.decode(coordinates.encode(v)), v)
     gradient = torch.autograd.functional.jacobian(objective, v.flatten())
     in_u = torch.autograd.functional.jacobian(lambda u: objective(coordinates.decode(u).flatten()), coordinates.encode(v))
     torch.testing.assert_close(coordinates.gradient(gradient.view(5, 3)), in_u)
+
+
+def test_rounding_errors_do_not_decide_the_biases() -> None:
+    x, y = (part.double() if part.is_floating_point() else part for part in features(200))
+    order = torch.randperm(200, generator=seeded())
+    (weight, bias, _), (other_weight, other_bias, _) = (
+        fit_classifier(some, labels, 4, lam=2**-9) for some, labels in ((x, y), (x[order], y[order]))
+    )
+    torch.testing.assert_close(other_weight, weight, atol=1e-12, rtol=0)
+    torch.testing.assert_close(other_bias, bias, atol=1e-12, rtol=0)
 
 
 def test_refitting_uses_validation_images_too() -> None:

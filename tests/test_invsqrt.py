@@ -31,6 +31,27 @@ def test_every_method_inverts_the_square_root(method: str, size: int, seed: int)
     torch.testing.assert_close(root, root.mT)
 
 
+@given(size=st.integers(1, 8), seed=st.integers(0, 1000), log_distance=st.floats(-8, 2), log_floor=st.floats(-8, 0))
+def test_the_square_root_is_continuous_with_the_paper_s_bound(
+    size: int, seed: int, log_distance: float, log_floor: float
+) -> None:
+    a = positive_definite(size, seed, floor=10**log_floor)
+    b = a + 10**log_distance * positive_definite(size, seed + 1, floor=0.0)
+
+    def norm(matrix: torch.Tensor) -> float:
+        return float(torch.linalg.matrix_norm(matrix, 2))
+
+    roots = [matrix @ torchckn.inverse_sqrt(matrix, "eigh") for matrix in (a, b)]
+    # lemma "matrix_sqrt_cont": its proof gives |A^(1/2) - B^(1/2)| <= C |A - B|^(1/2) with C = (4 + 2) / pi; the best C is 1
+    assert norm(roots[0] - roots[1]) <= norm(a - b) ** 0.5 + 1e-7
+
+
+def test_near_singular_matrices_the_square_root_is_not_lipschitz() -> None:
+    small, twice = (size * torch.eye(2, dtype=torch.float64) for size in (1e-8, 2e-8))
+    change = twice @ torchckn.inverse_sqrt(twice) - small @ torchckn.inverse_sqrt(small)
+    assert float(change[0, 0]) == pytest.approx(1e-4 * (2**0.5 - 1)), "far more than the change of the matrix, 1e-8"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_is_its_matrices_one_by_one(method: str) -> None:
     batch = positive_definite(5, 0, batch=(2, 3))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,94 @@ def test_compiled_code_is_kept_in_a_folder_that_only_its_owner_can_write(tmp_pat
     folder.chmod(0o777)  # anyone could put another library there: it is not used
     library.write_text("not a library")
     assert "compiled by" in run(CODE, XDG_CACHE_HOME=str(tmp_path)).stdout
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of its own, with the library of this machine, and its temporary files beside it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "cache" / "torchckn" / "native"
+    folder.mkdir(mode=0o700, parents=True)
+    usual = Path(native._library()._name)  # type: ignore[union-attr]
+    shutil.copy(usual, folder)
+    assert Path(native._loaded()._name) == folder / usual.name
+    return folder / usual.name
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[Path]:
+    """What is compiled, which is a copy here, because a compiler takes seconds."""
+    made: list[Path] = []
+    content = cache.read_bytes()
+
+    def compile_(compiler: str, target: Path) -> None:
+        made.append(target)
+        partial = target.with_suffix(".partial")
+        partial.write_bytes(content)
+        partial.replace(target)
+
+    monkeypatch.setattr(native, "_compile", compile_)
+    return made
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "empty", "link", "folder of links"])
+def test_a_library_that_is_damaged_or_of_somebody_else_is_compiled_again(
+    cache: Path, compiled: list[Path], damage: str, tmp_path: Path
+) -> None:
+    content = bytearray(cache.read_bytes())
+    if damage == "cut":
+        cache.write_bytes(content[: len(content) // 2])  # loading it would end the process with a bus error
+    elif damage == "bit":
+        content[len(content) // 2] ^= 1
+        cache.write_bytes(content)
+    elif damage == "empty":
+        cache.write_bytes(b"")
+    elif damage == "link":
+        cache.rename(tmp_path / "elsewhere.so")
+        cache.symlink_to(tmp_path / "elsewhere.so")
+    else:
+        cache.parent.rename(tmp_path / "elsewhere")
+        cache.parent.symlink_to(tmp_path / "elsewhere")
+    native._loaded()
+    assert len(compiled) == 1
+    if damage != "folder of links":
+        assert compiled == [cache]
+        native._loaded()
+        assert len(compiled) == 1
+
+
+def test_where_nothing_can_be_kept_nothing_is_left(cache: Path, compiled: list[Path], tmp_path: Path) -> None:
+    cache.parent.chmod(0o777)
+    before = sorted(tmp_path.iterdir())
+    native._loaded()
+    assert compiled[0].parent.name.startswith("torchckn-native-")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("sleep 5", "did not compile its layer within 0 s"),
+        ("printf '\\377' >&2; exit 1", "could not compile its layer: \ufffd"),
+        ("true", "file too short"),
+    ],
+)
+def test_odd_compilers_are_reasons_not_errors(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, reason: str
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    if "sleep" in script:
+        run = native._run
+        monkeypatch.setattr(native, "_run", lambda command, seconds: run(command, 0))
+    native._reason.clear()
+    assert native._library.__wrapped__() is None
+    assert reason in native._reason[0]
+    with native.use("require"), pytest.raises(ConfigError, match="expected code that can be compiled and loaded"):
+        native._library.__wrapped__()
 
 
 def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from dataclasses import replace
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchckn import ConfigError, DataError
-from torchckn.experiments import claims, figures, page
+from torchckn.experiments import claims, figures, notes, page
+from torchckn.experiments.judging import Case, JudgedClaim, estimate, geometric_estimate
 from torchckn.experiments.results import Result, Results, is_finished, read_results
 from torchckn.experiments.spec import experiments
 from torchckn.experiments.when import few_labels_tables, when_text
@@ -26,67 +30,135 @@ def result(experiment: str, seed: int = 0, history: list[dict[str, Any]] | None 
     return Result(experiment, "train", variables, seed, measured, history or [], {"steps": 100}, {}, 1.0, {})
 
 
-def verdicts(*results: Result) -> dict[str, claims.JudgedClaim]:
+def verdicts(*results: Result) -> dict[str, JudgedClaim]:
     return {judged.claim: judged for judged in claims.judge_claims(Results(results))}
+
+
+def seeds(experiment: str, values: list[float], key: str = "test_accuracy", **others: Any) -> list[Result]:
+    return [result(experiment, seed, **{key: value}, **others) for seed, value in enumerate(values)]
+
+
+def test_the_interval_is_student_s() -> None:
+    found = estimate([1.0, 2.0, 4.0])
+    assert (found.mean, found.n) == (pytest.approx(7 / 3), 3)
+    assert found.high - found.mean == pytest.approx(4.303 * (7 / 3) ** 0.5 / 3**0.5, rel=1e-3), "t of two degrees of freedom"
+    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+    ratios = geometric_estimate([2.0, 8.0])
+    assert ratios.mean == pytest.approx(4)
+    assert ratios.low * ratios.high == pytest.approx(16)
+
+
+@given(values=st.lists(st.floats(-5, 5), min_size=2, max_size=6), low=st.floats(-5, 5), width=st.floats(0, 5))
+def test_an_interval_is_inside_a_span_or_outside_or_undecided(values: list[float], low: float, width: float) -> None:
+    found, high = estimate(values), low + width
+    inside = found.is_within(low, high)
+    assert found.low <= found.mean <= found.high
+    if inside:
+        assert low <= found.mean <= high
+    if inside is False:
+        assert not low <= found.mean <= high
+    assert estimate(values[:1]).is_within(low, high) is None, "one seed decides nothing"
+    assert estimate(values).is_within(-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [
+        ([], "not run at this scale"),
+        ([True, True], "holds"),
+        ([False], "does not hold"),
+        ([None, None], "undecided"),
+        ([True, True, False], "holds for 2 of 3"),
+        ([True, None], "holds for 1 of 2, others undecided"),
+        ([False, None, None], "does not hold for 1 of 3, others undecided"),
+        ([True, False, None], "holds for 1 of 3, not for 1"),
+    ],
+)
+def test_a_verdict_counts_the_cases(outcomes: list[bool | None], verdict: str) -> None:
+    judged = JudgedClaim("a claim", "5.2", [Case(f"case {i}", outcome, 2) for i, outcome in enumerate(outcomes)])
+    assert judged.verdict == verdict
+    assert judged.runs == 2 * len(outcomes)
 
 
 def test_claims_are_judged_by_the_numbers() -> None:
     assert {judged.verdict for judged in verdicts().values()} == {"not run at this scale"}
     for ratio, verdict in ((3.0, "holds"), (2.0, "does not hold")):
         errors = {"svd": ratio * 1e-6, "newton-20": 1e-6, "eigh": 1e-7}
-        judged_claims = verdicts(result("gradient", filters=8, errors=errors, root_errors=errors))
-        judged = next(j for c, j in judged_claims.items() if "2.5 times" in c)
+        runs = [result("gradient", seed, filters=8, errors=errors, root_errors=errors) for seed in range(2)]
+        judged = next(j for c, j in verdicts(*runs).items() if "2.5 times" in c)
         assert judged.verdict == verdict
-        assert f"with only the inverse root in float32 {ratio} (8 filters)" in judged.measured
+        assert f"only the inverse root in float32, 8 filters: ratio {ratio} ({ratio} to {ratio}, n = 2)" in judged.measured
 
-    def networks(ckn: float, convnet: float) -> list[Result]:
+    def networks(ckn: list[float], convnet: list[float]) -> list[Result]:
         common = {"network": "lenet5", "filters": 8, "options__bias": False, "budget": "steps"}
-        return [
-            result("ckn-convnet", kind="ckn", test_accuracy=ckn, **common),
-            result("ckn-convnet", kind="convnet", test_accuracy=convnet, **common),
-        ]
+        return seeds("ckn-convnet", ckn, kind="ckn", **common) + seeds("ckn-convnet", convnet, kind="convnet", **common)
 
     claim = "LeNet-5: the CKN is at most 0.1 % less accurate than the ConvNet (and at most 1 % more)"
-    for ckn, convnet, verdict in ((0.99, 0.985, "holds"), (0.985, 0.99, "does not hold"), (0.990, 0.991, "holds")):
+    for ckn, convnet, verdict in (
+        ([0.990, 0.991, 0.992], [0.985, 0.986, 0.9871], "holds"),
+        ([0.985, 0.985, 0.985], [0.990, 0.9901, 0.9899], "does not hold"),
+        ([0.999, 0.998, 0.999], [0.98, 0.98, 0.98], "does not hold"),
+        ([0.990, 0.980, 0.990], [0.985, 0.985, 0.985], "undecided"),
+        ([0.990], [0.985], "undecided"),
+    ):
         judged = verdicts(*networks(ckn, convnet))[claim]
         assert judged.verdict == verdict
-        assert f"{100 * (ckn - convnet):+.2f} %" in judged.measured
+        mean = 100 * (sum(ckn) - sum(convnet)) / len(ckn)
+        assert judged.measured.startswith(f"8 filters: {mean:+.2f} % (")
+        assert f"n = {len(ckn)})" in judged.measured
+        assert judged.runs == 2 * len(ckn)
+    ckn, convnet = networks([0.99], [0.98])
+    assert verdicts(ckn)[claim].verdict == "not run at this scale", "half of it is not enough"
+    assert verdicts(ckn, replace(convnet, seed=1))[claim].runs == 0, "other images"
+    above = verdicts(*networks([0.99, 0.99], [0.96, 0.96]))["LeNet-5: the test accuracies of CKN and ConvNet are above 97 %"]
+    assert above.verdict == "holds for 1 of 2"
+
+
+def test_methods_are_compared_after_equal_steps_and_at_the_end_of_the_shorter_training() -> None:
+    def curve(*points: tuple[float, float], refitted: float = 0.0) -> list[dict[str, Any]]:
+        records = [{"step": i, "seconds": s, "valid_accuracy": a} for i, (s, a) in enumerate(points)]
+        return [
+            record | ({"refitted_accuracy": record["valid_accuracy"] + refitted} if refitted else {}) for record in records
+        ]
+
+    def runs(sgo_normalizes: bool, refitted: float = 0.0) -> list[Result]:
+        common = {"network": "lenet5", "filters": 8, "loss": "multinomial", "refit": bool(refitted)}
+        ulr = curve((0, 0.5), (10, 0.7), (20, 0.98), refitted=refitted)
+        sgo = curve((0, 0.5), (5, 0.6), (12, 0.9), refitted=refitted / 2)
+        return [
+            result("ulr-sgo", method="ulr", normalize=True, history=ulr, **common),
+            result("ulr-sgo", method="sgo", normalize=sgo_normalizes, history=sgo, **common),
+        ]
+
+    for normalizes, how in ((True, "normalizes its gradients as"), (False, "does not normalize")):
+        (judged,) = [j for c, j in verdicts(*runs(normalizes)).items() if j.cases]
+        assert how in judged.claim
+        assert judged.verdict == "undecided"
+        assert (
+            judged.measured
+            == "classifier of the last step, after 2 steps: +8.0 % (n = 1); after equal time: -14.4 % (n = 1)"
+        )
         assert judged.runs == 2
-    assert verdicts(networks(0.99, 0.98)[0])[claim].verdict == "not run at this scale", "half of it is not enough"
-    assert verdicts(networks(0.99, 0.98)[0], replace(networks(0.99, 0.98)[1], seed=1))[claim].runs == 0, "other images"
-    assert (
-        verdicts(*networks(0.99, 0.96))["LeNet-5: the test accuracies of CKN and ConvNet are above 97 %"].verdict
-        == "holds in part"
+    (judged,) = [j for c, j in verdicts(*runs(True, 0.01)).items() if j.cases]
+    assert judged.measured.startswith(
+        "refitted classifier, after 2 steps: +8.5 % (n = 1); after equal time: -13.9 % (n = 1)"
     )
 
 
-def test_methods_are_compared_at_the_end_of_the_shorter_training() -> None:
-    def curve(*points: tuple[float, float]) -> list[dict[str, Any]]:
-        return [{"step": i, "seconds": s, "valid_accuracy": a} for i, (s, a) in enumerate(points)]
-
-    common = {"network": "lenet5", "filters": 8, "loss": "multinomial"}
-    ulr = result("ulr-sgo", method="ulr", valid_accuracy=0.98, history=curve((0, 0.5), (10, 0.7), (20, 0.98)), **common)
-    sgo = result("ulr-sgo", method="sgo", valid_accuracy=0.9, history=curve((0, 0.5), (5, 0.6), (12, 0.9)), **common)
-    judged = next(j for c, j in verdicts(ulr, sgo).items() if "LeNet-5, 8 filters" in c)
-    assert judged.verdict == "holds in part"
-    assert judged.measured == "+8.0 % after 2 steps, -20.0 % after equal time"
-
-
 def test_further_claims_are_judged() -> None:
-    def of(network: str, kind: str, accuracy: float, seconds: float, **others: Any) -> Result:
+    def of(network: str, kind: str, accuracy: float, seconds: float, **others: Any) -> list[Result]:
+        common = {"network": network, "kind": kind, "filters": 8, "test_accuracy": accuracy, **others}
         history = [{"step": 1, "seconds": seconds, "valid_accuracy": 0.5}]
-        return result(
-            "ckn-convnet", network=network, kind=kind, filters=8, test_accuracy=accuracy, history=history, **others
-        )
+        return [result("ckn-convnet", seed, history=history, **common) for seed in range(2)]
 
-    judgements = ((0.05, "holds"), (0.3, "holds in part"), (0.01, "does not hold"), (-0.1, "does not hold"))
+    judgements = ((0.05, "holds"), (0.3, "does not hold"), (0.01, "does not hold"), (-0.1, "does not hold"))
     for difference, verdict in judgements:
         common = {"options__bias": True, "budget": "time"}
-        found = verdicts(of("allcnn", "ckn", 0.5 + difference, 10.0), of("allcnn", "convnet", 0.5, 12.0, **common))
+        found = verdicts(*of("allcnn", "ckn", 0.5 + difference, 10.0), *of("allcnn", "convnet", 0.5, 12.0, **common))
         judged = found[
             "All-CNN-C: the CKN is 3 to 16 % more accurate than the ConvNet (ConvNet with biases, equal training time)"
         ]
-        assert judged.verdict == verdict
+        assert judged.verdict == verdict, "more than the claimed span is outside as well"
         assert "training time of the ConvNet: 1.2 times the CKN's" in judged.measured
         assert not any(j.runs for claim, j in found.items() if "centering" in claim), "another experiment's"
     for centering, runs in (("feature", 2), ("image", 0)):
@@ -96,52 +168,66 @@ def test_further_claims_are_judged() -> None:
         setup = "centering per feature for both, equal number of steps"
         claim = f"All-CNN-C: the CKN is 3 to 16 % more accurate than the ConvNet ({setup})"
         assert verdicts(ckn, convnet)[claim].runs == runs
-    found = verdicts(result("unsupervised", network="lenet1", filters=8, test_accuracy=0.97), of("lenet1", "ckn", 0.96, 1.0))
+    unsupervised = seeds("unsupervised", [0.97, 0.97], network="lenet1", filters=8)
+    found = verdicts(*unsupervised, *of("lenet1", "ckn", 0.96, 1.0))
     judged = next(j for claim, j in found.items() if "with unsupervised filters" in claim and j.runs)
     assert judged.verdict == "holds", "a higher accuracy than with trained filters holds as well"
     for accuracy, verdict in ((0.5, "holds"), (0.9, "does not hold")):
-        without = result("unsupervised", network="allcnn", filters=8, kind="ckn", test_accuracy=accuracy)
-        found = verdicts(without, of("allcnn", "ckn", 1.0, 1.0))
+        without = seeds("unsupervised", [accuracy, accuracy], network="allcnn", filters=8, kind="ckn")
+        found = verdicts(*without, *of("allcnn", "ckn", 1.0, 1.0))
         assert (
             found["All-CNN-C: with unsupervised filters the CKN has 44 to 59 % of its accuracy with trained filters"].verdict
             == verdict
         )
     for incomplete, complete, verdict in ((0.9854, 0.985, "holds"), (0.98, 0.97, "does not hold")):
         pair = {"incomplete": incomplete, "complete": complete}
-        runs = [result("connections", network="lenet1", options__connections=k, test_accuracy=v) for k, v in pair.items()]
-        judged = [j.verdict for c, j in verdicts(*runs).items() if c.startswith("LeNet-1 ConvNet")]
-        assert judged == [verdict, verdict]
-    for accuracy, verdict in ((0.988, "holds"), (0.97, "does not hold")):
-        run = result("released", network="lenet5", kind="ckn", filters=32, test_accuracy=accuracy)
-        judged = [j.verdict for c, j in verdicts(run).items() if c.startswith("Released run, LeNet-5")]
-        assert judged == [verdict, "not run at this scale"], "100 steps say nothing about 10,000"
+        connected = [
+            run for k, v in pair.items() for run in seeds("connections", [v, v], network="lenet1", options__connections=k)
+        ]
+        judged_verdicts = [j.verdict for c, j in verdicts(*connected).items() if c.startswith("LeNet-1 ConvNet")]
+        assert judged_verdicts == [verdict, verdict]
+
+
+def test_released_runs_are_compared_with_a_refitted_classifier() -> None:
+    run = result("released", network="lenet5", kind="ckn", filters=32, test_accuracy=0.987)
+    for final_head, measured in ((True, "98.70 % (n = 1)"), (False, "")):
+        own = replace(run, settings={"steps": 100, "final_head": final_head})
+        judged = {c: j.measured for c, j in verdicts(own).items() if c.startswith("Released run, LeNet-5 CKN")}
+        first, *longer = judged.values()
+        assert first == measured
+        assert set(longer) == {""}, "100 steps say nothing about 10,000"
 
 
 def test_inverse_roots_are_judged_by_the_networks_trained_with_them() -> None:
-    def judged(filters: int, newton: float, svd: float) -> list[tuple[str, str]]:
+    def judged(filters: int, newton: list[float], svd: list[float]) -> list[tuple[str, str]]:
         methods = {"newton:50": newton, "svd": svd}
-        runs = [result("inverse-root", filters=filters, inverse_sqrt=m, valid_accuracy=a) for m, a in methods.items()]
-        return [(j.verdict, j.measured) for c, j in verdicts(*runs).items() if "Newton" in c and "SVD" in c and j.runs]
+        runs = [
+            run
+            for method, values in methods.items()
+            for run in seeds("inverse-root", values, "valid_accuracy", filters=filters, inverse_sqrt=method)
+        ]
+        return [(j.verdict, j.measured) for c, j in verdicts(*runs).items() if "Newton" in c and "SVD" in c and j.measured]
 
-    assert judged(8, 0.5, 0.502) == [("holds", "-0.2 %")]
-    assert judged(8, 0.5, 0.5001) == [("holds", "+0.0 %")]
-    assert judged(8, 0.5, 0.48) == [("does not hold", "+2.0 %")], "equal is not better"
-    assert judged(128, 0.72, 0.70) == [("holds", "+2.0 %")]
-    assert judged(128, 0.71, 0.70) == [("holds in part", "+1.0 %")]
-    assert judged(32, 0.72, 0.70) == [("not run at this scale", "with 32 filters instead: +2.0 %")]
+    assert judged(8, [0.5, 0.501], [0.502, 0.503]) == [("holds", "-0.2 % (-0.2 to -0.2, n = 2)")]
+    assert judged(8, [0.5, 0.5], [0.48, 0.48]) == [("does not hold", "+2.0 % (+2.0 to +2.0, n = 2)")], "equal is not better"
+    assert judged(128, [0.72, 0.72], [0.70, 0.70]) == [("holds", "+2.0 % (+2.0 to +2.0, n = 2)")]
+    assert judged(128, [0.71], [0.70]) == [("undecided", "+1.0 % (n = 1)")]
+    assert judged(32, [0.72], [0.70]) == [("not run at this scale", "with 32 filters instead +2.0 % (n = 1)")]
 
 
 def test_a_comparison_is_judged_on_every_network() -> None:
     def runs(lenet: float, allcnn: float) -> list[Result]:
-        found = [result("kernels", network=n, kernel="rbf:0.6", test_accuracy=0.7) for n in ("lenet5", "allcnn")]
-        changed = {"lenet5": lenet, "allcnn": allcnn}
-        return found + [result("kernels", network=n, kernel="arccosine:1", test_accuracy=a) for n, a in changed.items()]
+        found = []
+        for network, accuracy in (("lenet5", lenet), ("allcnn", allcnn)):
+            found += seeds("kernels", [0.7, 0.7], network=network, kernel="rbf:0.6")
+            found += seeds("kernels", [accuracy, accuracy], network=network, kernel="arccosine:1")
+        return found
 
-    for lenet, allcnn, verdict in ((0.71, 0.70, "holds"), (0.71, 0.6, "holds in part"), (0.6, 0.6, "does not hold")):
+    for lenet, allcnn, verdict in ((0.71, 0.72, "holds"), (0.71, 0.6, "holds for 1 of 2"), (0.6, 0.6, "does not hold")):
         judged = next(j for c, j in verdicts(*runs(lenet, allcnn)).items() if "arc-cosine" in c)
         assert judged.verdict == verdict
-        assert judged.measured == f"LeNet-5 {100 * lenet - 70:+.1f} %, All-CNN-C {100 * allcnn - 70:+.1f} %"
-        assert judged.runs == 4
+        assert judged.measured.startswith(f"LeNet-5: {100 * lenet - 70:+.1f} % (")
+        assert judged.runs == 8
 
 
 def test_the_error_for_a_damaged_result_names_its_file(tmp_path: Path) -> None:
@@ -150,6 +236,23 @@ def test_the_error_for_a_damaged_result_names_its_file(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(DataError, match="x.json is not a result"):
         read_results(tmp_path, "cpu")
+
+
+def test_numbers_in_the_notes_come_from_the_results() -> None:
+    runs = seeds("slips", [0.5, 0.6], network="allcnn", normalize=True)
+    assert notes.filled("has {slips test network=allcnn normalize=true} here", Results(runs)) == "has 55.0 % here"
+    timed = [replace(run, history=[{"seconds": 7.0}]) for run in runs]
+    assert notes.filled("{slips seconds}", Results(timed)) == "7 s"
+    with pytest.raises(DataError, match=r"notes.md: \{slips test network=lenet5\} names no run"):
+        notes.filled("{slips test network=lenet5}", Results(runs))
+
+
+def test_no_measured_number_in_the_notes_is_written_by_hand() -> None:
+    text = (ROOT / "experiments" / "results" / "cpu" / "notes.md").read_text()
+    percentages = set(re.findall(r"[\d.]+ %", text))
+    about = experiments()["released"].about
+    assert percentages
+    assert all(number.removesuffix(" %") in about for number in percentages), "only the released curves have no files here"
 
 
 def test_the_page_in_the_docs_is_made_from_the_results_in_the_repository() -> None:

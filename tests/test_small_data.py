@@ -356,7 +356,8 @@ def test_a_convnet_is_trained_by_adamw_as_torch_has_it() -> None:
     (images, labels), _ = small_digits(64)
     options = MethodOptions(lam=0.0, optimizer="adamw", weight_decay=0.1)
     method = METHODS["sgd"](net, options)
-    optimizer = torch.optim.AdamW(other.parameters(), lr=0.01, weight_decay=0.1)
+    groups = [{"params": other.body.parameters()}, {"params": other.head.parameters(), "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
     for _ in range(2):
         method.step(images, labels, 0.01)
         other.train()

@@ -324,6 +324,29 @@ def test_the_first_classifier_may_be_fitted_to_some_of_the_images(stream: bool, 
     assert fitted[2] is train_data[0]
 
 
+def test_all_penalties_are_tried_and_k_means_is_started_as_often_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+    plainly = loop.fit_filters
+    monkeypatch.setattr(loop, "fit_filters", lambda *a, **given: starts.append(given["restarts"]) or plainly(*a, **given))
+    train_data, valid_data = digits()
+    lambdas = [2.0**-i for i in range(0, 24, 3)]
+    curves = {}
+    for search in ("path", "exhaustive"):
+        given = OPTIONS | {"penalty_search": search, "lambdas": lambdas, "restarts": 5}
+        result = torchckn.train(network(), train_data, valid_data, steps=0, **given)
+        assert result.start is not None
+        curves[search] = {score.lam for score in result.start.curve}
+    assert curves["exhaustive"] == set(lambdas)
+    assert curves["path"] <= curves["exhaustive"]
+    assert starts == [5, 5]
+
+
+def test_weight_decay_shrinks_the_weights_of_a_convnet_but_not_its_classifier_s() -> None:
+    plain, decayed = (METHODS["sgd"](convnet(), MethodOptions(lam=0.1, weight_decay=decay)) for decay in (0.0, 0.25))
+    assert [optimizer.param_groups[0]["weight_decay"] for optimizer in decayed.optimizers] == [0.25, 0]
+    assert [optimizer.param_groups[0]["weight_decay"] for optimizer in plain.optimizers] == [0, 0]
+
+
 def test_the_validation_before_the_first_step_is_that_of_the_first_classifier() -> None:
     net, (train_data, valid_data) = network(), digits()
     result = torchckn.train(net, train_data, valid_data, **OPTIONS, steps=1, lr=1e-12, final_head=False, start_images=200)

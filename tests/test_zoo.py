@@ -78,11 +78,19 @@ def test_vgg11_and_alexnet_have_their_weighted_layers() -> None:
         assert len(weighted) == layers
 
 
-@pytest.mark.parametrize(("name", "connected"), [("lenet1", 20), ("lenet5", 60)])
-def test_incomplete_connection_schemes_are_those_of_the_paper(name: str, connected: int) -> None:
+#: the columns of the appendix's matrices C3 transposed: the maps that each filter is connected to
+CONNECTED_MAPS = {
+    "lenet1": "0 01 01 1 01 01 2 23 23 3 23 23",
+    "lenet5": "012 123 234 345 045 015 0123 1234 2345 0345 0145 0125 0134 1245 0235 012345",
+}
+
+
+@pytest.mark.parametrize("name", CONNECTED_MAPS)
+def test_incomplete_connection_schemes_are_those_of_the_paper(name: str) -> None:
     net = zoo.build(name, connections="incomplete")
     (masked,) = [m for m in net.modules() if isinstance(m, zoo.MaskedConv2d)]
-    assert int(masked.scheme.sum()) == connected
+    rows = [[float(str(z) in maps) for z in range(masked.in_channels)] for maps in CONNECTED_MAPS[name].split()]
+    torch.testing.assert_close(masked.scheme.flatten(1), torch.tensor(rows))
     x = torch.randn(1, *net.input_shape)
     before = net(x)
     with torch.no_grad():  # connections that are not there do not matter

@@ -43,11 +43,10 @@ ClassWeights = Literal["balanced"] | tuple[float, ...]
 Chunk = int | Literal["auto", "all"]
 
 # Experiments
-ScaleName = Literal["cpu", "paper"]
+ScaleName = Literal["cpu", "long", "paper"]
 Measure = Literal["train", "unsupervised", "gradient", "few-labels"]
 LearnerName = Literal["ckn", "ckn-ulr", "convnet", "convnet-augmented", "svm", "hog-svm", "kmeans"]
 FigureKind = Literal["curves", "over-filters", "over-labels", "errors", "table"]
-Verdict = Literal["holds", "holds in part", "does not hold", "not run at this scale"]
 
 
 def check_choice(what: str, value: object, choice: Any) -> None:

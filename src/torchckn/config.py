@@ -19,7 +19,8 @@ from .errors import ConfigError
 class Config(BaseModel):
     """A frozen set of options; an unknown name or a value out of range is a :class:`torchckn.ConfigError`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # built when it is first used: help shows options without it
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     def __init__(self, **values: Any) -> None:
         try:

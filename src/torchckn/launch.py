@@ -43,6 +43,12 @@ def is_one_of_several() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def will_restart() -> bool:
+    """Whether torchrun starts all processes again after a failure."""
+    count, most = (int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    return count < most
+
+
 def is_restarted() -> bool:
     """Whether torchrun has started this process again, after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -68,7 +74,8 @@ def joined(timeout: float, how_to_resume: str) -> Iterator[None]:
             raise
         raise OthersSpeakError(130) from None
     except Exception as error:
-        watch.fail(error)
+        with _without_sigterm():  # torchrun sends it to the others as soon as it notices that one has failed
+            watch.fail(error)
     watch.close()
     dist.destroy_process_group()
 
@@ -100,6 +107,17 @@ def _join(timeout: float) -> Any:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return PrefixStore("torchckn", store)
+
+
+@contextmanager
+def _without_sigterm() -> Iterator[None]:
+    """Within this context SIGTERM does not end the process, which has something to say first."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 class _Watch:
@@ -143,10 +161,9 @@ class _Watch:
         if _is_of_communication(error):
             time.sleep(BEAT)  # an error of another process comes first
             timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-            if self.store.check(["failed"]) or ("TORCHCKN_STARTER" in os.environ and not timed_out):
-                raise OthersSpeakError(
-                    1
-                )  # that process says what it was; or the one that started all, which knows the signal
+            others_know = "TORCHCKN_STARTER" in os.environ or will_restart()  # the one that started all knows the signal
+            if self.store.check(["failed"]) or (others_know and not timed_out):
+                raise OthersSpeakError(1)  # that process says what it was
             lost = self._silent()
             alive = [other for other in range(self.world) if other not in lost]
             if self.rank != min(alive, default=self.rank):

@@ -11,6 +11,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from .choices import Centering, ConvNetInit, Kind, RootBlock
 from .config import Config, metadata_of, option
 from .errors import ConfigError, unknown_name
@@ -91,7 +93,7 @@ class Settings(Config):
         gt=0,
     )
     device: str = option("auto", "Where to train: auto (a CUDA GPU if there is one), cpu, cuda, cuda:1.", heading=NETWORK)
-    training: TrainConfig = TrainConfig()
+    training: TrainConfig = Field(default_factory=TrainConfig)
 
     @property
     def method(self) -> str:

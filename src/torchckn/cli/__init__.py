@@ -69,7 +69,13 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+#: characters of a message that are shown at its beginning and its end: what was given may have any length
+_BEGINNING, _END = 1500, 500
+
+
 def _complain(message: str) -> None:
+    if len(message) > _BEGINNING + _END:
+        message = f"{message[:_BEGINNING]} ... {message[-_END:]}"
     Console(file=sys.stderr if _is_first() else sys.__stderr__).print(
         f"[red]error:[/red] {escape(message)}", soft_wrap=True, highlight=False
     )

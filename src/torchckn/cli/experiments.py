@@ -23,7 +23,10 @@ def reproduce(
         typer.Argument(help="An experiment, or a .toml file of your own; without one, and without --all, they are listed."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
-    scale: Annotated[str, typer.Option(help="cpu: sized for two cores; paper: the whole protocol.")] = "cpu",
+    scale: Annotated[
+        str,
+        typer.Option(help="cpu: hours on two cores; long: the same trained to the end, in days; paper: the whole protocol."),
+    ] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each cell; the experiment's own by default.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells that run in parallel, sharing the cores.")] = 1,
     threads: Annotated[
@@ -49,7 +52,8 @@ def reproduce(
         raise ConfigError(f"--scale expected {' or '.join(SCALES)}, got {scale!r}")
     if name is not None and everything:
         raise ConfigError("expected the name of an experiment or --all, got both")
-    selected = [experiment(name)] if name is not None else list(experiments().values())
+    at_scale = [one for one in experiments().values() if scale in one.scale]
+    selected = [experiment(name)] if name is not None else at_scale
     if name is None and not everything and not draw:
         _list(selected, scale, seeds, output, as_json)
         return
@@ -62,7 +66,7 @@ def reproduce(
         )
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
     failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json, threads).failed
-    shown = experiments() | {one.name: one for one in selected}
+    shown = {one.name: one for one in [*at_scale, *selected]}
     written = write_page(output, scale, page or output / f"results-{scale}.md", list(shown.values()))
     if as_json:
         print_json({"page": str(written), "cells": len(cells), "failed": failed})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import typer
 from ..choices import PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
-from ..fit.config import PRESETS, TrainConfig
+from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
 from ..settings import Settings, read_settings, settings_from
 from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
 
@@ -129,7 +130,7 @@ def _train(
     quiet = quiet or not is_first()
     with _folder(resume or run, settings) as folder, _resumable(folder):
         show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
-        log = folder.with_name(folder.name + "-tensorboard")
+        log = Path(f"{os.path.abspath(folder)}-tensorboard")  # beside the run, whatever it is called: . has no name
         result = runs.train(
             net,
             images.train,
@@ -188,11 +189,13 @@ def _asked_for(network: str | None, preset: str | None, config: Path | None, giv
 
 
 def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
-    """The options of a preset; without its steps if epochs are asked for."""
+    """The options of a preset; without its steps if epochs are asked for. Networks of the zoo get its filters per layer."""
     if name is None:
         return {}
     check_choice("preset", name, PresetName)
-    return {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
+    options = {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
+    is_own = ":" in str(values.get("network", ""))
+    return options if is_own else options | {"filters": PRESET_FILTERS}
 
 
 def _resolved(network: str) -> str:

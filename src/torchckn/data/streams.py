@@ -109,11 +109,11 @@ def _places_in_shards(
     part_of = np.array([_part_of(file.name) for file in shards])
     if "train" not in part_of:
         raise DataError(f"{shown(folder)} has no shards for training; name them train-000{shards[0].suffix}, ...")
+    shape: tuple[int, int, int] | None = None
     if shards[0].suffix == ".tar":
         where, names = index_tar(shards)
         for name in set(names):
             check_class(name, shown(folder))
-        shape = None
     else:
         if resize is not None:
             raise ConfigError("--resize is for image files; the arrays of .npz shards have the size that they have")

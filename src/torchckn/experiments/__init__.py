@@ -6,6 +6,7 @@
 :mod:`.runner`            all cells: in parallel processes, resumed where they were interrupted
 :mod:`.results`           the JSON files read again
 :mod:`.figures`           the paper's figures, from the results alone
+:mod:`.judging`           intervals over seeds, and the rule by which a claim holds
 :mod:`.claims`            what the paper says, what was measured, whether it holds
 :mod:`.page`              one page of all this
 :mod:`.when`              the page "When to use a kernel network"

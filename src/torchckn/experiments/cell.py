@@ -164,9 +164,10 @@ class _Bench:
         clock, facts = _clock(), {}
         if not isinstance(net, CKN):
             return {"start_seconds": 0.0}  # a ConvNet begins as random as it is
-        fit_filters(net, self.images.train, self.settings.training.patches, generator=self.generator())
+        how = self.settings.training
+        fit_filters(net, self.images.train, how.patches, restarts=how.restarts, generator=self.generator())
         if self.cell.measure != "gradient":
-            head = fit_head(net, self.images.train, self.images.valid, loss=self.settings.training.loss)
+            head = fit_head(net, self.images.train, self.images.valid, loss=how.loss, search=how.penalty_search)
             facts = {"start_valid_accuracy": head.accuracy, "start_lam": head.lam}
         return facts | {"start_seconds": round(_clock() - clock, 2)}
 
@@ -232,7 +233,7 @@ def _try(bench: _Bench, file: Path) -> Path:
     some = bench.images.train[:_TRIAL_IMAGES]
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     steps = bench.cell.extras["trial_steps"]
-    for lr in (f"cosine:{number}" for number in bench.cell.extras["lrs"]):
+    for lr in (given if isinstance(given, str) else f"cosine:{given}" for given in bench.cell.extras["lrs"]):
         if lr not in trials:
             net, _ = bench.started()
             try:

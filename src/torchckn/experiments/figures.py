@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 NETWORK_NAMES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C", "ckn": "CKN", "convnet": "ConvNet"}
 DATA_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-FLAG_NAMES = {"options.bias": "biases", "bandwidths": "trained bandwidths"}
+FLAG_NAMES = {
+    "options.bias": "biases",
+    "bandwidths": "trained bandwidths",
+    "normalize": "normalized gradients",
+    "refit": "refitted classifier",
+}
 LEARNER_NAMES = {
     "ckn": "CKN, unsupervised filters",
     "ckn-ulr": "CKN, then trained by ULR",
@@ -142,8 +147,13 @@ def _curve_points(results: list[Result], name: str) -> list[tuple[float, list[fl
     for records in zip(*(result.history for result in results), strict=False):
         pairs = list(zip(results, records, strict=True))
         x = [r.seconds_at(record) if name == "seconds" else record["step"] for r, record in pairs]
-        points.append((sum(x) / len(x), [100 * record["valid_accuracy"] for record in records]))
+        points.append((sum(x) / len(x), [100 * _shown_accuracy(record) for record in records]))
     return points
+
+
+def _shown_accuracy(record: dict[str, Any]) -> float:
+    """Validation accuracy with a refitted classifier if there is one, else with that of the last step."""
+    return float(record.get("refitted_accuracy", record["valid_accuracy"]))
 
 
 def _over_filters(experiment: Experiment, results: list[Result]) -> list[Figure]:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from ..choices import ScaleName
 from ..files import write_atomically
-from .claims import VERDICT_RULES, judge_claims
+from .claims import judge_claims
 from .figures import draw, figure_names, grouped, in_grid_order, method_label, value_label
+from .judging import VERDICT_RULES, estimate
+from .notes import filled
 from .results import Result, Results, read_results
 from .spec import Experiment, preset
-from .tables import markdown_table, mean_and_range
+from .tables import markdown_table
 from .when import few_labels_tables, when_text
 
 
@@ -29,9 +31,10 @@ def write_page(folder: Path, scale: ScaleName, page: Path, experiments: Sequence
 def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment]) -> str:
     """The page as Markdown. The text of ``notes.md`` in the folder of the results follows the claims."""
     results, notes = read_results(folder, scale), folder / "results" / scale / "notes.md"
+    experiments = [experiment for experiment in experiments if scale in experiment.scale]
     parts = [f"# Results of the experiments, scale `{scale}`", _introduction(results, scale), *_presets(scale, experiments)]
     parts += ["## Claims", VERDICT_RULES, claims_table(results)]
-    parts += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
+    parts += [filled(notes.read_text(encoding="utf-8").strip(), results)] if notes.exists() else []
     for experiment in experiments:
         own = results.of(experiment.name)
         parts += [f"## {experiment.title}", f"{experiment.about} Source: {experiment.paper}."]
@@ -56,9 +59,17 @@ def _introduction(results: Results, scale: str) -> str:
     return (
         f"{len(own)} runs, {hours:.1f} hours or more in total, on {', '.join(machines)} (threads per run: {', '.join(threads)}; "
         f"{', '.join(versions)}). All hyperparameters were chosen on validation images; the test images were used once per run, "
-        f"at its end. Each run is a file in `results/{scale}` with its settings, history, machine and commit. "
+        f"at its end. {_clocks(own)} Each run is a file in `results/{scale}` with its settings, history, machine and commit. "
         f"`torchckn reproduce --all --scale {scale}` runs what is missing and writes this page; with `--draw` it writes the page "
         "from the existing results."
+    )
+
+
+def _clocks(results: Sequence[Result]) -> str:
+    by_cpu = sum(result.clock == "cpu" for result in results)
+    return (
+        f"Times are CPU times of the process in {by_cpu} runs, which other programs on the machine hardly change, and wall-clock "
+        f"times in the other {len(results) - by_cpu}."
     )
 
 
@@ -75,7 +86,7 @@ def claims_table(results: Results) -> str:
 
 
 def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
-    """The results of an experiment, mean and range over seeds, as a Markdown table."""
+    """The results of an experiment, mean and confidence interval over seeds, as a Markdown table."""
     if experiment.measure == "gradient":
         return _gradient_table(results)
     if experiment.measure == "few-labels":
@@ -86,7 +97,7 @@ def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
     rows = []
     for values, runs in groups.items():
         labels = [value_label(name, value) for name, value in zip(names, values, strict=True)]
-        accuracies = [mean_and_range([100 * run[key] for run in runs]) for key in ("valid_accuracy", "test_accuracy")]
+        accuracies = [_mean_and_interval(runs, key) for key in ("valid_accuracy", "test_accuracy")]
         training = [result.training_seconds for result in runs]
         seconds = f"{statistics.mean(training):.0f}" if any(training) else "-"
         steps = str(runs[0].history[-1]["step"]) if runs[0].history else "-"
@@ -110,3 +121,8 @@ def _gradient_table(results: Sequence[Result]) -> str:
             rows.append((str(filters), what, *errors, differences, str(len(runs))))
     heads = ("filters", "in float32", *map(method_label, methods), "float64 against finite differences", "seeds")
     return markdown_table(heads, rows)
+
+
+def _mean_and_interval(results: Sequence[Result], key: str) -> str:
+    found = estimate([100 * result[key] for result in results])
+    return f"{found.mean:.2f} ± {found.high - found.mean:.2f}" if found.n > 1 else f"{found.mean:.2f}"

@@ -22,7 +22,7 @@ from ..errors import ConfigError, unknown_name
 from ..settings import Settings, read_settings, settings_from
 
 Model = TypeVar("Model", bound=Config)
-SCALES: tuple[ScaleName, ...] = ("cpu", "paper")
+SCALES: tuple[ScaleName, ...] = ("cpu", "long", "paper")
 
 
 class Rule(Config):
@@ -44,6 +44,8 @@ class Scale(Config):
     preset: str | None = None
     grid: dict[str, list[Any]] = Field({})
     seeds: int = Field(1, ge=1)
+    first_seed: int = Field(0, ge=0)
+    """seeds that a protocol was chosen with are no test of it"""
     rules: list[Rule] = Field([])
 
 
@@ -118,7 +120,8 @@ class Experiment(Config):
                 given |= rule.settings
             own = [rule.seeds for rule in fitting if rule.seeds is not None]
             count = seeds or (own[-1] if own else at_scale.seeds)
-            cells += [Cell(self.name, scale, self.measure, variables, given, seed) for seed in range(count)]
+            numbers = range(at_scale.first_seed, at_scale.first_seed + count)
+            cells += [Cell(self.name, scale, self.measure, variables, given, seed) for seed in numbers]
         names = [cell.name for cell in cells]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -215,7 +218,7 @@ def preset(name: str) -> Preset:
 
 
 #: what a cell may be given beside settings of training
-_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget", "refit_images", "learner", "label_counts")
+_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget", "refit", "refit_images", "learner", "label_counts")
 
 
 def _require_known(name: str, source: str) -> None:

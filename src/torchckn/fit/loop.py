@@ -190,7 +190,8 @@ class TrainingLoop:
         if net.needs_filters:
             assert isinstance(net, CKN)
             images = self.train_data if self.unlabelled is None else self.unlabelled
-            fit_filters(net, images, config.patches, generator=self.generator, progress=self.progress)
+            given = {"restarts": config.restarts, "generator": self.generator, "progress": self.progress}
+            fit_filters(net, images, config.patches, **given)
         other_penalty = config.lam is not None and float(net.lam) != config.lam
         if not net.lam >= 0 or other_penalty or net.head_loss not in (config.loss, None):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
@@ -204,6 +205,7 @@ class TrainingLoop:
             loss=self.config.loss,
             lam=lam,
             lambdas=self.config.lambdas or LAMBDAS,
+            search=self.config.penalty_search,
             folds=folds,
             class_weights=self.config.class_weights,
             label_smoothing=self.config.label_smoothing,

@@ -26,7 +26,6 @@ from ..network import Classifier
 from ..nn.checks import Deferred
 from ..nn.devices import wide_dtype
 from .chunks import batch_features, batch_gradient
-from .config import ADAMW_DECAY
 from .config import MethodOptions as MethodOptions
 from .features import check_labels
 from .sphere import SphereSGD, project_to_ball
@@ -69,16 +68,15 @@ class Method:
         if net.on_spheres:
             normalize = isinstance(self, ULR) if self.options.normalize is None else self.options.normalize
             return [SphereSGD(groups, lr=0.0, normalize=normalize, momentum=self.momentum)]
-        return [self._plain_optimizer(groups)]
+        return [self._plain_optimizer(groups, self.options.weight_decay)]
 
-    def _plain_optimizer(self, parameters: Any) -> Optimizer:
+    def _plain_optimizer(self, parameters: Any, decay: float = 0.0) -> Optimizer:
         """Of parameters that are on no sphere."""
-        decay = self.options.weight_decay
         if self.options.optimizer == "adamw":
             if self.net.on_spheres:
                 raise ConfigError("optimizer 'adamw' is for ConvNets; the filters of a CKN descend on spheres")
-            return AdamW(parameters, lr=0.0, weight_decay=ADAMW_DECAY if decay is None else decay)
-        return SGD(parameters, lr=0.0, momentum=self.momentum, weight_decay=decay or 0.0)
+            return AdamW(parameters, lr=0.0, weight_decay=decay)
+        return SGD(parameters, lr=0.0, momentum=self.momentum, weight_decay=decay)
 
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
         """One step on a batch; an error, and nothing changed, if its objective is not finite.

@@ -39,7 +39,7 @@ class Multinomial:
     #: weights of all classes up to which the preconditioner is the whole Hessian
     _MOST = 2**10
     #: multiplications that the preconditioner may cost, of all classes and of each class; images beyond that are left out of it
-    _BUDGETS = 1e9, 2e10
+    _BUDGETS = 2.5e8, 2e10
     #: iterations before the preconditioner is computed again
     _ROUNDS = 12, 50
 

@@ -20,6 +20,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -89,23 +90,23 @@ _reason: list[str] = []
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     try:
-        library = ctypes.CDLL(str(_compiled()))
-    except (OSError, ConfigError) as error:
+        library = _loaded()
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        for name, arguments in (
+            ("layer_forward", [number, *[pointer] * 6, number]),
+            ("layer_backward", [number, *[pointer] * 9, number]),
+            ("patch_squares", [*[pointer] * 4, number]),
+            ("patch_squares_backward", [*[pointer] * 5, number]),
+            ("convolution", [*[pointer] * 4, ctypes.c_long, number]),
+            ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
+            ("convolution_of_filters", [*[pointer] * 4, ctypes.c_long, number]),
+        ):
+            getattr(library, name).argtypes = arguments
+    except (OSError, ConfigError, AttributeError) as error:  # of a library without these functions
         if setting() == "require":
             raise ConfigError(f"TORCHCKN_NATIVE=require expected code that can be compiled and loaded: {error}") from error
         _reason.append(str(error))
         return None
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    for name, arguments in (
-        ("layer_forward", [number, *[pointer] * 6, number]),
-        ("layer_backward", [number, *[pointer] * 9, number]),
-        ("patch_squares", [*[pointer] * 4, number]),
-        ("patch_squares_backward", [*[pointer] * 5, number]),
-        ("convolution", [*[pointer] * 4, ctypes.c_long, number]),
-        ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
-        ("convolution_of_filters", [*[pointer] * 4, ctypes.c_long, number]),
-    ):
-        getattr(library, name).argtypes = arguments
     return library
 
 
@@ -116,46 +117,68 @@ def _compiler() -> str:
     return compiler
 
 
-def _compiled() -> Path:
-    """The library for this source, compiler and processor, compiled if it is not in the cache folder."""
+def _loaded() -> ctypes.CDLL:
+    """The library for this source, compiler and processor, compiled if it is not in the cache folder, whole."""
     compiler = _compiler()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
+    version = _run([compiler, "--version"], 60).stdout
     what = "\n".join([*(file.read_text() for file in (*_SOURCES, _HEADER)), " ".join(_FLAGS), version, _processor()])
+    name = f"layer-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     folder = _own_folder()
-    target = folder / f"layer-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
-    if target.exists():
-        return target
+    if folder is not None:
+        if not _is_intact(folder / name):
+            _compile(compiler, folder / name)
+        return ctypes.CDLL(str(folder / name))
+    with tempfile.TemporaryDirectory(prefix="torchckn-native-") as temporary:  # what is loaded stays when its file is gone
+        _compile(compiler, Path(temporary) / name)
+        return ctypes.CDLL(str(Path(temporary) / name))
+
+
+def _is_intact(file: Path) -> bool:
+    """Whether a library is there and ends with the digest of all before: parts of one end the process when they are loaded."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    content = file.read_bytes()
+    return hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]
+
+
+#: bytes of a digest; an ELF or Mach-O file may have more after its end
+_DIGEST = hashlib.sha256().digest_size
+
+
+def _compile(compiler: str, target: Path) -> None:
     if sys.stderr.isatty():
         print(f"torchckn: compiling its layer for this processor with {compiler}, once", file=sys.stderr)
-    handle, partial = tempfile.mkstemp(".so", dir=folder)
+    handle, partial = tempfile.mkstemp(".so", dir=target.parent)
     os.close(handle)
     try:
-        command = [compiler, *_FLAGS, *map(str, _SOURCES), "-o", partial]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = _run([compiler, *_FLAGS, *map(str, _SOURCES), "-o", partial], 300)
         if done.returncode:
             raise ConfigError(f"{compiler} could not compile its layer: {done.stderr.strip()[-300:]}")
+        content = Path(partial).read_bytes()
+        with open(partial, "ab") as file:
+            file.write(hashlib.sha256(content).digest())
         os.replace(partial, target)  # several processes may compile at once: each one's file is complete
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{compiler} did not compile its layer within {error.timeout:.0f} s") from error
     finally:
         Path(partial).unlink(missing_ok=True)
-    return target
 
 
-def _own_folder() -> Path:
-    """The cache folder, if it belongs to this user and nobody else can write to it; otherwise a new one of this process.
+def _run(command: list[str], seconds: int) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{command[0]} did not compile its layer within {seconds} s") from error
 
-    What is loaded from there is executed.
-    """
+
+def _own_folder() -> Path | None:
+    """The cache folder, if it belongs to this user and nobody else can write to it: what is loaded from there is executed."""
     folder = Path(platformdirs.user_cache_path("torchckn")) / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
-        if about.st_uid == os.getuid() and not about.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
+        about = folder.lstat()
     except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="torchckn-native-"))
+        return None
+    ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
+    return folder if ours and os.access(folder, os.W_OK) else None
 
 
 def _processor() -> str:
