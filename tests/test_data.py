@@ -760,7 +760,7 @@ def test_an_npz_file(tmp_path: Path) -> None:
         (lambda p: [save(p / part / "a" / "1.png") for part in ("train", "val", "valid")], "got train, val, valid; move"),
         (
             lambda p: [save(p / "train" / c / "1.png") for c in "ab"] + [save(p / "val" / "a" / "2.png", (9, 9))],
-            "2.png has 9x9 pixels, .*1.png 5x4; crop or resize",
+            "2.png has 9x9 pixels, .*1.png 5x4; crop them, or resize",
         ),
         (
             lambda p: (

@@ -18,9 +18,11 @@ import torch
 
 import torchckn
 from torchckn import ConfigError, data, zoo
+from torchckn.experiments import baselines, learners
 from torchckn.experiments import cell as cells
+from torchckn.experiments.few_labels import accuracy_by_labels, draw_order
 from torchckn.experiments.gradient import gradient_errors
-from torchckn.experiments.results import is_finished, result_file
+from torchckn.experiments.results import is_finished, read_results, result_file
 from torchckn.experiments.runner import _Process, _Running, run_cells
 from torchckn.experiments.spec import SCALES, Cell, experiment, experiments
 from torchckn.experiments.variants import OppositeDiagonal, SGOWithoutPenalty, method_class, preprocessing
@@ -28,6 +30,7 @@ from torchckn.fit.methods import SGO, ULR, MethodOptions
 from torchckn.kernels import RBFSphere
 from torchckn.nn.functional import filter_gram
 from torchckn.nn.invsqrt import newton
+from torchckn.settings import settings_from
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,6 +93,10 @@ def test_every_cell_of_every_experiment_can_be_built(scale: Any) -> None:
         assert cells
         for each in cells:
             settings = each.settings
+            if one.measure == "few-labels":
+                assert settings.network == ("lenet1" if settings.data == "mnist" else "ckn-cifar")
+                names.append(each.name)
+                continue
             assert settings.data == ("cifar10" if settings.network == "allcnn" else "mnist"), "never other data"
             assert settings.validation == 10_000
             assert settings.whiten == (settings.network == "allcnn")
@@ -101,9 +108,8 @@ def test_the_small_scale_is_the_large_one_with_fewer_filters_steps_and_seeds() -
     for one in experiments().values():
         small, large = one.cells("cpu"), one.cells("paper")
         assert max(c.variables.get("filters", 0) for c in small) <= max(c.variables.get("filters", 0) for c in large)
-        assert (
+        assert one.measure != "train" or (
             max(c.settings.training.steps for c in small) < max(c.settings.training.steps for c in large)
-            or one.measure != "train"
         )
         assert max(c.seed for c in small) <= max(c.seed for c in large)
 
@@ -453,3 +459,86 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert "its log is" in message
     with pytest.raises(ConfigError, match="jobs"):
         run_cells([], tmp_path, jobs=0)
+
+
+def test_the_runs_of_equal_time_can_be_built_and_have_the_steps_that_fit_into_the_time() -> None:
+    own = experiment(str(ROOT / "experiments" / "equal-time.toml"))
+    for scale, minutes in (("paper", 30), ("cpu", 4)):
+        cells = own.cells(scale)  # type: ignore[arg-type]
+        for each in cells:
+            each.check()
+            assert each.settings.training.steps == each.extras["trial_steps"], "tuned over runs of full length"
+            speeds = [
+                r
+                for r in read_results(ROOT / "experiments", "cpu").of("ckn-convnet", network="allcnn")
+                if r["filters"] == each.settings.filters and r["kind"] == each.settings.kind
+                if r.settings["batch_size"] == each.settings.training.batch_size
+                and r["options.bias"] == (r["kind"] != "ckn")
+            ]
+            start, step = speeds[0]["start_seconds"], speeds[0]["step_seconds"]
+            assert start + each.settings.training.steps * step == pytest.approx(60 * minutes, rel=0.05)
+        kinds = {(each.settings.kind, each.settings.training.optimizer, each.settings.init) for each in cells}
+        assert kinds == {("ckn", "sgd", "paper"), ("convnet", "sgd", "paper"), ("convnet", "adamw", "he")}
+
+
+# Few labels
+
+
+def test_a_draw_has_all_classes_in_turn_and_more_labels_are_a_superset() -> None:
+    labels = torch.tensor([0] * 30 + [1] * 10 + [2] * 20)
+    order = draw_order(labels, torch.Generator().manual_seed(0))
+    assert sorted(order.tolist()) == list(range(60))
+    for n in (3, 6, 30):
+        assert torch.bincount(labels[order[:n]]).tolist() == [n // 3] * 3
+    assert not torch.equal(order, draw_order(labels, torch.Generator().manual_seed(1)))
+
+
+def test_held_out_images_are_folds_until_there_are_enough() -> None:
+    labels = torch.arange(100) % 4
+    for at_least, count in ((20, 1), (21, 2), (100, 5), (1000, 5)):
+        masks = list(learners.splits(labels, at_least))
+        assert len(masks) == count
+        assert all(bool((rest ^ here).all()) and int(here.sum()) == 20 for rest, here in masks)
+        assert int(torch.stack([here for _, here in masks]).sum(0).max()) == 1, "each image once"
+
+
+@pytest.mark.parametrize("learner", ["ckn", "svm", "hog-svm", pytest.param("kmeans", marks=pytest.mark.slow)])
+def test_learners_learn_from_few_labels_and_are_resumed(learner: str, tmp_path: Path) -> None:
+    own = replace(cell(measure="few-labels", learner=learner, label_counts=[20, 60]), seed=1)
+    own.check()
+    settings = settings_from(own.settings.to_flat() | {"data": "mnist-mini"}, "test")
+    records = accuracy_by_labels(settings, learner, [20, 60], tmp_path / "shared", tmp_path / "work")
+    assert [record["labels"] for record in records] == [20, 60]
+    assert records[1]["test_accuracy"] > 0.5
+    again = accuracy_by_labels(settings, "none", [20, 60], tmp_path / "shared", tmp_path / "work")
+    assert again == records, "what is done is not computed again"
+
+
+def test_a_convnet_learns_from_few_labels(digits: data.DataSet) -> None:
+    recipe = baselines.ConvNetRecipe(0.004, 20, True, False, 0)
+    images, labels = digits.train[:200]
+    scores = baselines.convnet_scores(recipe, images, labels, digits.train.images[200:400], 10)
+    assert float((scores.argmax(1) == digits.train.labels[200:400]).double().mean()) > 0.4
+
+
+def test_histograms_of_gradients_follow_edges_and_not_brightness() -> None:
+    images = torch.zeros(3, 1, 16, 16, dtype=torch.uint8)
+    images[0, :, :, 8:] = 200
+    images[1, :, :, 8:] = 100
+    images[2, :, 8:] = 200
+    found = baselines.hog(images)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-2, atol=1e-2)
+    assert float((found[0] - found[2]).norm()) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"learner": "tree", "label_counts": [10]}, "unknown learner of .* 'tree': expected one of ckn,"),
+        ({"learner": "ckn", "label_counts": [10, 5]}, r"label_counts expected growing numbers of labels, got \[10, 5\]"),
+        ({"learner": "ckn"}, "label_counts expected growing numbers of labels, got None"),
+    ],
+)
+def test_a_wrong_cell_of_few_labels_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cell(measure="few-labels", **given).check()

@@ -18,6 +18,7 @@ from torchckn.experiments import claims, figures, notes, page
 from torchckn.experiments.judging import Case, JudgedClaim, estimate, geometric_estimate
 from torchckn.experiments.results import Result, Results, is_finished, read_results
 from torchckn.experiments.spec import experiments
+from torchckn.experiments.when import few_labels_tables, when_text
 from torchckn.plots import crop_out_start, new_figure
 
 ROOT = Path(__file__).parent.parent
@@ -259,6 +260,27 @@ def test_the_page_in_the_docs_is_made_from_the_results_in_the_repository() -> No
     assert page.page_text(ROOT / "experiments", "cpu", docs, list(experiments().values())) == docs.read_text()
     for link in re.findall(r"\]\((images/.*?)\)", docs.read_text()):
         assert (docs.parent / link).exists(), link
+
+
+def test_the_page_on_when_to_use_a_kernel_network_is_made_from_the_results_in_the_repository() -> None:
+    docs = ROOT / "docs" / "when.md"
+    assert when_text(ROOT / "experiments", "cpu", "images/results") == docs.read_text()
+    for link in re.findall(r"\]\((images/.*?)\)", docs.read_text()):
+        assert (docs.parent / link).exists(), link
+
+
+def test_the_best_learner_of_each_number_of_labels_is_in_bold() -> None:
+    def of(learner: str, seed: int, *accuracies: float) -> Result:
+        history = [{"labels": n, "test_accuracy": a} for n, a in zip((50, 100), accuracies, strict=False)]
+        return result("few-labels", seed, history, data="mnist", learner=learner)
+
+    (table,) = few_labels_tables([of("ckn", 0, 0.5, 0.9), of("ckn", 1, 0.7, 0.9), of("svm", 0, 0.65)])
+    assert table.splitlines() == [
+        "| MNIST | 50 labels | 100 labels | draws |",
+        "| --- | --- | --- | --- |",
+        "| CKN, unsupervised filters | 60.0 (50.0 to 70.0) | **90.0 (90.0 to 90.0)** | 2 |",
+        "| RBF SVM on pixels | **65.0** | - | 1 |",
+    ]
 
 
 def test_the_whole_small_scale_is_in_the_repository_as_its_experiments_are_now() -> None:

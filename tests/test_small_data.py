@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,18 +13,26 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from sklearn.base import clone
 from torch import Tensor
 
 import torchckn
-from torchckn import ConfigError, data
+from torchckn import ConfigError, DataError, cli, data
+from torchckn.building import build_network, load_images
 from torchckn.errors import ChanceWarning
 from torchckn.fit import fit_head
 from torchckn.fit.classifier import fit_classifier
 from torchckn.fit.folds import cross_validated_penalty, fold_of, in_their_span
+from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.fit.targets import Aim, aim
 from torchckn.fit.ulr import reduced_objective
+from torchckn.network import FeatureScaling
+from torchckn.settings import Settings
+from torchckn.sklearn import CKNClassifier
 
-from .training import OPTIONS, digits, network, trained
+from .training import OPTIONS, convnet, network, trained
+from .training import digits as small_digits
 
 
 def points(n: int = 60, d: int = 6, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -71,7 +83,7 @@ def test_features_in_their_span_have_the_same_inner_products() -> None:
 
 
 def test_few_images_choose_the_penalty_by_folds_and_need_no_validation_images() -> None:
-    (images, labels), valid = digits(100)
+    (images, labels), valid = small_digits(100)
     net = torchckn.fit_filters(network(), images, 200)
     lambdas = OPTIONS["lambdas"]
     alone = fit_head(net, (images, labels), lambdas=lambdas)
@@ -94,7 +106,7 @@ def test_few_images_choose_the_penalty_by_folds_and_need_no_validation_images() 
 
 
 def test_a_classifier_at_chance_level_is_warned_of() -> None:
-    (images, labels), (valid_images, valid_labels) = digits(100)
+    (images, labels), (valid_images, valid_labels) = small_digits(100)
     net = torchckn.fit_filters(network(), images, 200)
     shuffled = labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
     with pytest.warns(ChanceWarning, match=r"no better than chance: validation accuracy .* on 100 images"):
@@ -102,7 +114,7 @@ def test_a_classifier_at_chance_level_is_warned_of() -> None:
 
 
 def test_a_classifier_that_has_learned_something_is_not(recwarn: pytest.WarningsRecorder) -> None:
-    train, valid = digits(100)
+    train, valid = small_digits(100)
     fit_head(torchckn.fit_filters(network(), train[0], 200), train, valid, lam=2.0**-6)
     assert not [warning for warning in recwarn if issubclass(warning.category, ChanceWarning)]
 
@@ -202,7 +214,7 @@ def test_training_takes_weights_and_smoothing(method: Any) -> None:
         for options in ({}, {"class_weights": "balanced", "label_smoothing": 0.1})
     )
     assert not torch.equal(plain.layers["conv"].weight, aimed.layers["conv"].weight)
-    train_data, valid_data = digits()
+    train_data, valid_data = small_digits()
     dataset = torch.utils.data.TensorDataset(*train_data)
     with pytest.raises(ConfigError, match="'balanced' needs all training labels at once, which TensorDataset does not have"):
         torchckn.train(network(), dataset, valid_data, class_weights="balanced", **OPTIONS)
@@ -245,6 +257,14 @@ def test_a_part_of_a_batch_is_augmented_as_it_is_in_the_whole() -> None:
         data.augment(images, ["turn"], torch.Generator())  # type: ignore[list-item]
 
 
+def test_augmentation_and_weights_may_be_as_the_command_line_has_them() -> None:
+    assert torchckn.TrainConfig(class_weights=["balanced"]).class_weights == "balanced"  # type: ignore[arg-type]
+    assert torchckn.TrainConfig(augment="flip,crop").augment == ("flip", "crop")  # type: ignore[arg-type]
+    assert torchckn.TrainConfig(augment="none").augment is torchckn.TrainConfig(augment=[]).augment is None  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="augment.*expected 'flip', 'crop' or 'shift', got 'turn'"):
+        torchckn.TrainConfig(augment=["turn"])  # type: ignore[arg-type,list-item]
+
+
 def test_an_augmented_training_is_resumed_bit_for_bit(tmp_path: Any) -> None:
     class Stop(torchckn.Callback):
         def on_step_end(self, training: Any, record: Any) -> None:
@@ -259,3 +279,131 @@ def test_an_augmented_training_is_resumed_bit_for_bit(tmp_path: Any) -> None:
     assert torch.equal(whole.layers["conv"].weight, resumed.layers["conv"].weight)
     other, _ = trained(**options | {"augment": None})
     assert not torch.equal(whole.layers["conv"].weight, other.layers["conv"].weight)
+
+
+# Images without labels, images of any size
+
+
+@pytest.fixture
+def folder(tmp_path: Path, digits: data.DataSet) -> Path:
+    """Digits of two classes as files of different sizes, and others without labels."""
+    for i in range(24):
+        image = Image.fromarray(digits.train.images[i, 0].numpy()).resize((28 + i % 3, 28))
+        place = tmp_path / "labelled" / ("even" if digits.train.labels[i] % 2 == 0 else "odd")
+        place.mkdir(parents=True, exist_ok=True)
+        image.save(place / f"{i}.png")
+    (tmp_path / "others").mkdir()
+    for i in range(30, 40):
+        Image.fromarray(digits.train.images[i, 0].numpy()).save(tmp_path / "others" / f"{i}.png")
+    return tmp_path
+
+
+def test_image_files_are_resized_to_one_size(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"images must have one size: .* resize them with --image-size"):
+        data.load(folder / "labelled")
+    images = data.load(folder / "labelled", resize=14).train.images
+    assert images.shape == (24, 1, 14, 14)
+    with pytest.raises(ConfigError, match=r"is for folders of image files, got 'mnist-mini'; leave it out"):
+        data.load("mnist-mini", resize=14)
+    with pytest.raises(ConfigError, match=r"resize expected a side from 1 to 8192 pixels, got 0"):
+        data.load(folder / "labelled", resize=0)
+
+
+def test_filters_are_fitted_to_images_without_labels(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = data.load_unlabelled(folder / "others", (1, 14, 14), resize=True)
+    assert others.shape == (10, 1, 14, 14)
+    with pytest.raises(DataError, match="is no folder; expected a folder of image files without labels"):
+        data.load_unlabelled(folder / "nowhere", (1, 14, 14))
+    command = ["train", "lenet1", "--filters", "4", "--data", str(folder / "labelled"), "--image-size", "28"]
+    arguments = [*command, "--unlabelled", str(folder / "others"), "--steps", "0", "--run", str(folder / "run"), "--json"]
+    monkeypatch.setattr(sys, "argv", ["torchckn", *arguments])
+    with suppress(SystemExit):
+        cli.main()
+    assert json.loads(capsys.readouterr().out)["start"]["folds"] == 5
+    with pytest.raises(DataError, match="has 28x28 pixels, the network expects 14x14"):
+        data.load_unlabelled(folder / "others", (1, 14, 14))
+
+
+def test_the_filters_of_a_training_depend_on_the_unlabelled_images_alone() -> None:
+    (images, labels), valid = small_digits(100)
+    options = {"steps": 0, "lam": 2.0**-6, "patches": 100}
+    nets = [network() for _ in range(3)]
+    torchckn.train(nets[0], (images[:50], labels[:50]), valid, unlabelled=images[50:], **options)
+    torchckn.train(nets[1], (images[10:60], labels[10:60]), valid, unlabelled=images[50:], **options)
+    torchckn.train(nets[2], (images[:50], labels[:50]), valid, **options)
+    weights = [net.layers["conv"].weight for net in nets]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+# ConvNets: He weights, AdamW, features as they are
+
+
+def test_he_weights_have_the_standard_deviation_of_their_layer() -> None:
+    net = convnet().initialize_(None, torch.Generator().manual_seed(0))
+    weights = [parameter for parameter in net.body.parameters() if parameter.ndim > 1]
+    for weight in weights:
+        assert float(weight.detach().std()) == pytest.approx((2 / weight[0].numel()) ** 0.5, rel=0.15)
+    settings = Settings(kind="convnet", init="he", init_std=0.1)
+    with pytest.raises(ConfigError, match="give init = 'he' or init_std, not both; got init_std = 0.1"):
+        build_network(settings, load_images(settings), torch.Generator())
+
+
+def test_a_convnet_is_trained_by_adamw_as_torch_has_it() -> None:
+    net, other = convnet(), convnet()
+    (images, labels), _ = small_digits(64)
+    options = MethodOptions(lam=0.0, optimizer="adamw", weight_decay=0.1)
+    method = METHODS["sgd"](net, options)
+    groups = [{"params": other.body.parameters()}, {"params": other.head.parameters(), "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+    for _ in range(2):
+        method.step(images, labels, 0.01)
+        other.train()
+        optimizer.zero_grad()
+        F.cross_entropy(other.head(other.scaling(other.features(images))), labels).backward()
+        optimizer.step()
+    for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigError, match="optimizer 'adamw' is for ConvNets"):
+        trained(method="sgo", optimizer="adamw", steps=1)
+
+
+def test_a_training_by_adamw_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    class Stop(torchckn.Callback):
+        def on_step_end(self, training: Any, record: Any) -> None:
+            if record["step"] == 2:
+                raise KeyboardInterrupt
+
+    options = {"steps": 4, "optimizer": "adamw", "lr": 0.01, "checkpoint_every": 1, "final_head": False}
+    whole, _ = trained(convnet(), **options)
+    with pytest.raises(KeyboardInterrupt):
+        trained(convnet(), callbacks=[Stop()], run_dir=tmp_path, **options)
+    resumed, _ = trained(convnet(), run_dir=tmp_path, resume=True, **options)
+    assert all(torch.equal(one, two) for one, two in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_raw_features_are_as_they_are() -> None:
+    scaling = FeatureScaling(4, "raw")
+    x = torch.randn(3, 4)
+    assert torch.equal(scaling(x), x)
+    scaling.calibrate(x)
+    assert torch.equal(scaling.eval()(x), x)
+
+
+# scikit-learn
+
+
+@pytest.mark.parametrize("net", ["lenet1", "own"])
+def test_an_estimator_takes_any_convnet(net: str, digits: data.DataSet) -> None:
+    own = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 6, 5), torch.nn.ReLU(), torch.nn.AvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(216, 10)
+    )
+    model = CKNClassifier(net=own if net == "own" else net, patches=200, lam=1e-3, random_state=0)
+    images, labels = digits.train[:150]
+    model = clone(model).fit(images.numpy(), labels.numpy())
+    assert model.score(images.numpy(), labels.numpy()) > 0.8
+    assert model.ckn_.head.out_features == 10
+    with pytest.raises(ConfigError, match="unknown network 'lenet'.*Or pass a ConvNet of your own"):
+        CKNClassifier(net="lenet").fit(images.numpy(), labels.numpy())

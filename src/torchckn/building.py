@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import data, kernels, runs, zoo
 from .convnet import ScaledConvNet
@@ -34,6 +34,8 @@ class Images(NamedTuple):
     shape: tuple[int, int, int]
     pixels: data.Preprocessing
     """with the statistics of the training part"""
+    unlabelled: Tensor | None = None
+    """images that filters are fitted to, if not to the training part"""
 
 
 #: images that pixels' statistics are taken from, if images are read when they are needed
@@ -56,8 +58,12 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
             f"validation is for data without validation images, but {whole.name} has {len(valid)} of its own; leave it out"
         )
     some = train.sample(STATISTICS_OF) if isinstance(train, data.LazyPart) else train.images
+    unlabelled = None
+    if settings.unlabelled is not None:
+        further = data.load_unlabelled(settings.unlabelled, whole.image_shape, resize=settings.resize is not None)
+        some = unlabelled = torch.cat([some, further])
     pixels = data.Preprocessing.fit(some, whiten=settings.whiten)
-    return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels)
+    return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels, unlabelled)
 
 
 def build_convnet(
@@ -167,7 +173,11 @@ def _to_classifier(
                 f"the network gives {convnet.head.out_features} scores, the data have {classes} classes; build it for {classes}"
             )
         std = getattr(net, "init_std", None) if settings.init_std is None else settings.init_std
-        if std is not None:
+        if settings.init == "he":
+            if settings.init_std is not None:
+                raise ConfigError(f"give init = 'he' or init_std, not both; got init_std = {settings.init_std}")
+            convnet.initialize_(None, generator)
+        elif std is not None:
             convnet.initialize_(std, generator)
         return convnet
     kernel = kernels.parse(settings.kernel)

@@ -9,7 +9,8 @@ from .errors import unknown_name
 # Networks
 Kind = Literal["ckn", "convnet"]
 Weights = Literal["nystrom", "random-features"]
-Centering = Literal["image", "feature", "none"]
+Centering = Literal["image", "feature", "none", "raw"]
+ConvNetInit = Literal["paper", "he"]
 Connections = Literal["complete", "incomplete"]
 Correspondence = Literal["exact", "inexact", "kept", "dropped"]
 

@@ -7,6 +7,7 @@ and ConvNets are trained by the same training loop.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -65,12 +66,16 @@ class ScaledConvNet(Classifier):
         return len(self.preprocessing) > 0
 
     @torch.no_grad()
-    def initialize_(self, std: float, generator: torch.Generator | None = None) -> ScaledConvNet:
-        """Draw all filters from a normal distribution, as in the paper: std 0.2 for the LeNets, 0.3 for All-CNN-C."""
+    def initialize_(self, std: float | None, generator: torch.Generator | None = None) -> ScaledConvNet:
+        """Draw all filters from a normal distribution, as in the paper: std 0.2 for the LeNets, 0.3 for All-CNN-C.
+
+        Args:
+            std: the standard deviation; None: sqrt(2 / n) for filters of n weights (He et al., 2015).
+        """
         for name, parameter in self.body.named_parameters():
             if parameter.ndim > 1:
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.copy_(std * drawn)
+                parameter.copy_((math.sqrt(2 / parameter[0].numel()) if std is None else std) * drawn)
             elif name.endswith("bias"):
                 parameter.zero_()
         self.filters_fitted.fill_(True)

@@ -51,7 +51,7 @@ class FeatureScaling(nn.Module):
     Args:
         features: number of features per image.
         centering: ``"image"`` subtracts each image's mean over its features, as in the paper; ``"feature"`` each
-            feature's mean over the images; ``"none"`` nothing.
+            feature's mean over the images; ``"none"`` nothing; ``"raw"`` nothing, and does not divide by the norm either.
 
     ``total`` is the one place where several processes add their parts of a batch: ultimate layer reversal, too, takes its sums
     over images from there. :func:`torchckn.distributed.summing` sets it.
@@ -105,6 +105,8 @@ class FeatureScaling(nn.Module):
 
     def _average_norm(self, centered: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """1 where all are zero, so that dividing by it is always possible."""
+        if self.centering == "raw":
+            return centered.new_ones(())
         norm = self._mean_over_images(torch.linalg.vector_norm(centered, dim=1), dtype)
         return torch.where(norm == 0, 1.0, norm).to(centered.dtype)
 

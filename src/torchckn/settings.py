@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from .choices import Centering, Kind, RootBlock
+from .choices import Centering, ConvNetInit, Kind, RootBlock
 from .config import Config, metadata_of, option
 from .errors import ConfigError, unknown_name
 from .fit.config import TRAINING_HEADINGS, MethodOptions, TrainConfig
@@ -39,8 +39,14 @@ class Settings(Config):
     stream: bool = option(
         False, "Read images when they are needed: of a folder of images, .tar or .npz files.", heading=IMAGES
     )
-    resize: int | None = option(None, "With stream: side, in pixels, of all images.", heading=IMAGES, ge=1, le=2**13)
+    resize: int | None = option(None, "Side, in pixels, that image files are resized to.", heading=IMAGES, ge=1, le=2**13)
     workers: int = option(0, "With stream: processes that decode images ahead of time.", heading=IMAGES, ge=0, le=256)
+    unlabelled: str | None = option(
+        None,
+        "Folder of further images, without labels, for the unsupervised filters and the statistics of pixels.",
+        heading=IMAGES,
+        only_for="ckn",
+    )
     whiten: bool = option(
         False, "Whiten the 3x3 patches of each image first, as the paper does for CIFAR-10.", heading=IMAGES
     )
@@ -69,7 +75,15 @@ class Settings(Config):
         only_for="ckn",
     )
     centering: Centering = option(
-        "image", "Mean that is subtracted from features: per image, or per feature.", heading=NETWORK
+        "image",
+        "Mean that is subtracted from features: per image, or per feature; none; raw: features are not scaled either.",
+        heading=NETWORK,
+    )
+    init: ConvNetInit = option(
+        "paper",
+        "First weights of a ConvNet: normal with one standard deviation, as in the paper, or he: by the size of each layer.",
+        heading=NETWORK,
+        only_for="convnet",
     )
     init_std: float | None = option(
         None,

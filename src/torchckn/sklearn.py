@@ -21,8 +21,9 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
+from . import zoo
 from .choices import Centering
 from .errors import DataError, unknown_name
 from .fit.classifier import fit_classifier
@@ -33,6 +34,7 @@ from .graph.preprocessing import Preprocessing
 from .kernels import RBFSphere
 from .network import CKN
 from .runs import train
+from .translation import translate
 
 
 class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
@@ -51,6 +53,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         centering: Centering = "image",
         image_shape: tuple[int, ...] | None = None,
         random_state: int | None = None,
+        net: nn.Module | str | None = None,
     ) -> None:
         self.filters = filters
         self.sigma = sigma
@@ -63,6 +66,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         self.centering = centering
         self.image_shape = image_shape
         self.random_state = random_state
+        self.net = net
 
     def _images(self, x: Any, *, reset: bool) -> Tensor:
         """Images (N, C, H, W) as float32; bytes as pixels between 0 and 1."""
@@ -106,7 +110,10 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         generator = self._generator()
         channels, height, width = images.shape[1:]
         scale = images.std() > 0
-        nodes = list(Preprocessing.fit(images, self.whiten).nodes()) if scale else []
+        pixels = Preprocessing.fit(images, self.whiten) if scale else None
+        if self.net is not None:
+            return self._translated((channels, height, width), images, pixels, classes, generator)
+        nodes = list(pixels.nodes()) if pixels else []
         size = [height, width]
         for i in range(self.layers):
             window = min(self.kernel_size, size[0]), min(self.kernel_size, size[1])
@@ -122,6 +129,27 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         centering = "none" if self.filters == 1 else self.centering
         ckn = CKN(Graph((channels, height, width), nodes), classes, centering, generator=generator).eval()
         return fit_filters(ckn, images, self.patches, generator=generator) if scale else ckn
+
+    def _translated(
+        self,
+        shape: tuple[int, int, int],
+        images: Tensor,
+        pixels: Preprocessing | None,
+        classes: int,
+        generator: torch.Generator,
+    ) -> CKN:
+        """The kernel counterpart of ``net``, with the RBF kernel in place of its nonlinearities."""
+        net = self.net
+        if isinstance(net, str):
+            if net not in zoo.ARCHITECTURES:
+                raise unknown_name("network", net, zoo.ARCHITECTURES, "Or pass a ConvNet of your own.")
+            net = zoo.build(net, **zoo.ARCHITECTURES[net].load().options_for(shape))
+        assert net is not None
+        rbf = RBFSphere(self.sigma)
+        ckn = translate(
+            net, shape, rbf, classes=classes, preprocessing=pixels, centering=self.centering, generator=generator
+        ).eval()
+        return fit_filters(ckn, images, self.patches, generator=generator) if pixels else ckn
 
     def _features(self, images: Tensor) -> Tensor:
         if tuple(images.shape[1:]) != self.ckn_.graph.input_shape:
@@ -150,6 +178,8 @@ class CKNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _CKNEsti
         image_shape: (C, H, W) or (H, W) of images that are passed as flat rows. Of images (N, C, H, W), it says that the first
             axis has the channels even if the last one is short enough to be taken for them.
         random_state: seed of the filters.
+        net: a ConvNet of your own, or the name of one of the zoo, whose kernel counterpart is taken instead of such layers;
+            ``filters``, ``kernel_size``, ``layers``, ``output_size`` and ``eps`` have no meaning then.
     """
 
     def fit(self, x: Any, y: Any = None) -> CKNTransformer:
@@ -204,9 +234,10 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         method: Literal["unsupervised", "ulr", "sgo"] = "unsupervised",
         steps: int = 200,
         run_dir: str | None = None,
+        net: nn.Module | str | None = None,
     ) -> None:
         super().__init__(
-            filters, sigma, kernel_size, layers, output_size, patches, eps, whiten, centering, image_shape, random_state
+            filters, sigma, kernel_size, layers, output_size, patches, eps, whiten, centering, image_shape, random_state, net
         )
         self.lam = lam
         self.validation = validation

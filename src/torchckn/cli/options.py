@@ -118,7 +118,12 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     option = Annotated[
         kind | None,
         typer.Option(
-            flag, help=_help(name, field), show_default=False, rich_help_panel=metadata_of(field)["heading"], **more
+            flag,
+            *_ALIASES.get(name, ()),
+            help=_help(name, field),
+            show_default=False,
+            rich_help_panel=metadata_of(field)["heading"],
+            **more,
         ),
     ]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
@@ -147,6 +152,8 @@ def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
     return complete
 
 
+#: further names of options
+_ALIASES = {"resize": ("--image-size",)}
 _COMPLETIONS = {"data": completion(get_args(DataSetName))}
 COMPLETE_NETWORKS = completion(names())
 

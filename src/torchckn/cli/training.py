@@ -147,6 +147,7 @@ def _train(
             callbacks=[TensorBoard(log)] if tensorboard and is_first() else [],
             progress=False if quiet or as_json else None,
             description=run_description(settings, images, source),
+            unlabelled=images.unlabelled,
         )
     accuracy = None if result.head is None else result.head.accuracy
     if as_json and is_first():

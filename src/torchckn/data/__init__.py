@@ -23,7 +23,7 @@ from .augmentation import augment
 from .batches import batches, size_of
 from .limits import shown
 from .npz import load_npz
-from .own import load_folder
+from .own import load_folder, load_unlabelled
 from .sets import DataSet, Part, split
 from .sources import SOURCES, data_folder, fetch, is_cached, load_mini, verify
 from .streams import LazyPart
@@ -40,6 +40,7 @@ __all__ = [
     "fetch",
     "is_here",
     "load",
+    "load_unlabelled",
     "names",
     "size_of",
     "split",
@@ -76,15 +77,17 @@ def load(
             environment's ``TORCHCKN_DATA``, or the platform's cache folder.
         stream: read images when they are needed, instead of holding all of them in memory: of a folder of images, or of one with
             shards, ``.tar`` files of images or ``.npz`` files. See :func:`torchckn.data.streams.stream`.
-        resize: side, in pixels, that all image files are resized to; with ``stream``.
+        resize: side, in pixels, that all image files of a folder are resized to.
         workers: processes that read images ahead of time; with ``stream``.
         progress: show a progress bar while downloading, on a terminal.
     """
     text = os.fspath(name)
     if stream:
         return open_stream(Path(text), resize, workers)
-    if resize is not None or workers:
-        raise ConfigError("resize and workers are for images that are read when they are needed; add stream (--stream)")
+    if workers:
+        raise ConfigError("workers is for images that are read when they are needed; add stream (--stream)")
+    if resize is not None and not Path(text).is_dir():
+        raise ConfigError(f"resize (--resize, --image-size) is for folders of image files, got {text!r}; leave it out")
     if text == "mnist-mini":
         return load_mini()
     if text in SOURCES:
@@ -95,7 +98,7 @@ def load(
     except OSError as error:  # a name that is too long, a folder above it that may not be read
         raise DataError(f"{shown(path)} cannot be read: {error.strerror}") from error
     if is_folder:
-        return load_folder(path)
+        return load_folder(path, resize)
     if path.suffix == ".npz" and is_file:
         return load_npz(path)
     hint = "Or pass the path of a folder of images, or of an .npz file; this is neither."

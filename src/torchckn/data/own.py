@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import os
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .limits import check_class, check_memory, check_regular, shown
 from .sets import DataSet, checked_part
 
@@ -21,21 +23,40 @@ IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".p
 #: what a sub-folder with validation images may be called
 VALIDATION = ("val", "valid", "validation")
 
+#: pixels of a side that images may be resized to
+WIDEST = 2**13
 
-def load_folder(folder: Path) -> DataSet:
+
+def load_folder(folder: Path, resize: int | None = None) -> DataSet:
     """Images of a folder with a sub-folder for each class, ``folder/class/image.png``.
 
     Or of a folder with such folders for its parts, ``folder/train/class/image.png``, and ``test``, ``val`` or both beside it.
-    All images have one size; if any of them is in color, all are.
+    All images have one size, or are resized to a square of ``resize`` pixels; if any of them is in color, all are.
     """
+    if resize is not None and not 1 <= resize <= WIDEST:
+        raise ConfigError(f"resize expected a side from 1 to {WIDEST} pixels, got {resize}")
     classes, files = image_files_by_part(folder)
-    images = _read_images([file for labels in files.values() for file in labels])
+    images = _read_images([file for labels in files.values() for file in labels], resize)
     stacked = dict(zip(files, images.split([len(labels) for labels in files.values()]), strict=True))
     parts = {
         part: checked_part(stacked[part], torch.tensor(list(labels.values())), len(classes), shown(folder))
         for part, labels in files.items()
     }
     return DataSet(shown(folder.name), parts["train"], parts.get("test"), tuple(classes), parts.get("valid"))
+
+
+def load_unlabelled(folder: str | os.PathLike[str], shape: tuple[int, int, int], *, resize: bool = False) -> Tensor:
+    """All images in a folder and its sub-folders, whatever their names, of the shape (C, H, W): (N, C, H, W), uint8
+
+    Args:
+        resize: whether images of another size are resized; else they are an error.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise DataError(f"{shown(path)} is no folder; expected a folder of image files without labels")
+    files = find_images(path)
+    check_memory(len(files) * math.prod(shape), f"the {len(files)} images of {shown(path)}")
+    return torch.stack([read_for(file, shape, resize) for file in files])
 
 
 def image_files_by_part(folder: Path) -> tuple[list[str], dict[str, dict[Path, int]]]:
@@ -132,16 +153,16 @@ def _warn_of_others(folder: Path, read: Collection[Path]) -> None:
         )
 
 
-def _read_images(files: Sequence[Path]) -> Tensor:
+def _read_images(files: Sequence[Path], resize: int | None = None) -> Tensor:
     """Images (N, C, H, W) of one size; if any is in color, all are."""
     images: list[Tensor] = []
     for file in files:
-        pixels = read_image(file)
+        pixels = read_image(file) if resize is None else _resized(read_image(file), resize, resize)
         if images and pixels.shape[1:] != images[0].shape[1:]:
             (height, width), (first_height, first_width) = pixels.shape[1:], images[0].shape[1:]
             raise DataError(
                 f"images must have one size: {shown(file)} has {height}x{width} pixels, {shown(files[0])} "
-                f"{first_height}x{first_width}; crop or resize them to one size first"
+                f"{first_height}x{first_width}; crop them, or resize them with --image-size"
             )
         if not images:
             check_memory(len(files) * pixels.numel(), f"the {len(files)} images of {shown(file)} and other files")
@@ -209,8 +230,6 @@ def _has_grey_palette(image: Any) -> bool:
 
 def read_for(file: Path | Piece, shape: tuple[int, int, int], resize: bool = False) -> Tensor:
     """An image file as a network takes it: (C, H, W), uint8, with as many channels; resized if asked for, else an error."""
-    from PIL import Image
-
     channels, height, width = shape
     if channels not in (1, 3):
         raise DataError(f"image files are grey or RGB, but the network expects images of {channels} channels")
@@ -224,6 +243,14 @@ def read_for(file: Path | Piece, shape: tuple[int, int, int], resize: bool = Fal
             f"{shown(file)} has {pixels.shape[1]}x{pixels.shape[2]} pixels, the network expects {height}x{width}; "
             "crop it, or pass --resize"
         )
-    image = Image.fromarray(pixels[0].numpy() if channels == 1 else pixels.permute(1, 2, 0).numpy())
+    return _resized(pixels, height, width)
+
+
+def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
+    """An image (C, H, W), grey or RGB, of another size."""
+    from PIL import Image
+
+    grey = len(pixels) == 1
+    image = Image.fromarray(pixels[0].numpy() if grey else pixels.permute(1, 2, 0).numpy())
     resized = np.array(image.resize((width, height), Image.Resampling.LANCZOS))
-    return torch.from_numpy(resized[None] if channels == 1 else resized.transpose(2, 0, 1).copy())
+    return torch.from_numpy(resized[None] if grey else resized.transpose(2, 0, 1).copy())

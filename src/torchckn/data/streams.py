@@ -19,15 +19,13 @@ from torch.utils.data import Dataset
 
 from ..errors import ConfigError, DataError
 from .limits import check_class, shown
-from .own import VALIDATION, Piece, image_files_by_part, read_for, read_image
+from .own import VALIDATION, WIDEST, Piece, image_files_by_part, read_for, read_image
 from .sets import DataSet
 from .shards import Location, index_npz, index_tar
 
 SHARDS = (".tar", ".npz")
 #: images that tell whether a data set is grey or in color
 _LOOKED_AT = 64
-#: pixels of a side that images may be resized to
-_WIDEST = 2**13
 
 
 class LazyPart(Dataset[tuple[Tensor, Tensor]]):
@@ -83,8 +81,8 @@ def stream(folder: Path, resize: int | None = None, workers: int = 0) -> DataSet
     """
     if not folder.is_dir():
         raise ConfigError(f"--stream expected a folder of images or of shards ({', '.join(SHARDS)}), got {shown(folder)}")
-    if resize is not None and not 1 <= resize <= _WIDEST:
-        raise ConfigError(f"resize expected a side from 1 to {_WIDEST} pixels, got {resize}")
+    if resize is not None and not 1 <= resize <= WIDEST:
+        raise ConfigError(f"resize expected a side from 1 to {WIDEST} pixels, got {resize}")
     shards = sorted(file for file in folder.iterdir() if file.suffix in SHARDS and not file.name.startswith("."))
     if not shards:
         classes, files = image_files_by_part(folder)

@@ -9,6 +9,8 @@
 :mod:`.judging`           intervals over seeds, and the rule by which a claim holds
 :mod:`.claims`            what the paper says, what was measured, whether it holds
 :mod:`.page`              one page of all this
+:mod:`.when`              the page "When to use a kernel network"
+:mod:`.few_labels`        accuracy with n labels, and the learners that are compared
 ========================  =====================================================================================
 
 Paper: section 5 and appendices B and G. ``torchckn reproduce`` is the command.

@@ -1,7 +1,7 @@
 """Figures of experiments, drawn from their results: in the paper's layout, with the range over seeds.
 
-A spec chooses one of four kinds: accuracy over steps and over time (``curves``), accuracy over the number of filters
-(``over-filters``), errors of gradients (``errors``), or no figure (``table``).
+A spec chooses one of these kinds: accuracy over steps and over time (``curves``), accuracy over the number of filters
+(``over-filters``), or of labels (``over-labels``), errors of gradients (``errors``), or no figure (``table``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ..plots import COLOURS, crop_out_start, new_figure, save_figure
-from .results import Result, Results
+from .results import Result, Results, accuracies_by_labels
 from .spec import Experiment
 
 if TYPE_CHECKING:
@@ -28,6 +28,15 @@ FLAG_NAMES = {
     "normalize": "normalized gradients",
     "refit": "refitted classifier",
 }
+LEARNER_NAMES = {
+    "ckn": "CKN, unsupervised filters",
+    "ckn-ulr": "CKN, then trained by ULR",
+    "convnet": "ConvNet, AdamW",
+    "convnet-augmented": "ConvNet, AdamW, augmented",
+    "svm": "RBF SVM on pixels",
+    "hog-svm": "RBF SVM on HOG",
+    "kmeans": "k-means features",
+}
 METHOD_NAMES = {
     "ulr": "ULR",
     "sgo": "SGO",
@@ -41,7 +50,7 @@ METHOD_NAMES = {
 
 def figure_names(experiment: Experiment) -> list[str]:
     """File names of an experiment's figures."""
-    suffixes = {"curves": ["-steps", "-seconds"], "over-filters": [""], "errors": [""], "table": []}
+    suffixes = {"curves": ["-steps", "-seconds"], "over-filters": [""], "over-labels": [""], "errors": [""], "table": []}
     return [f"{experiment.name}{suffix}.png" for suffix in suffixes[experiment.figure.kind]]
 
 
@@ -184,6 +193,25 @@ def _network_label(names: Sequence[str], line: tuple[Any, ...], experiment: str)
     return ", ".join([name, *(text for text, applies in details.items() if applies)])
 
 
+def _over_labels(experiment: Experiment, results: list[Result]) -> list[Figure]:
+    panels = grouped(results, experiment.figure.panels)
+    figure, grid = _panels(len(panels), 2, 3.6)
+    for axes, (values, inside) in zip(grid, panels.items(), strict=True):
+        counts: set[int] = set()
+        for colour, ((learner,), runs) in zip(itertools.cycle(COLOURS), grouped(inside, ["learner"]).items(), strict=False):
+            accuracies = accuracies_by_labels(runs)
+            _plot_with_range(axes, sorted(accuracies.items()), colour, LEARNER_NAMES[learner])
+            counts |= accuracies.keys()
+        axes.set_xscale("log")
+        axes.set_xticks(sorted(counts), [f"{count:,}" for count in sorted(counts)])
+        axes.minorticks_off()
+        axes.set_xlabel("labels")
+        axes.set_ylabel("test accuracy (%)")
+        axes.set_title(", ".join(DATA_NAMES.get(value, value) for value in values), fontsize=9)
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return [figure]
+
+
 def _errors(experiment: Experiment, results: list[Result]) -> list[Figure]:
     figure, grid = _panels(2, 2, 3.6)
     titles = {"root_errors": "only the inverse root in float32", "errors": "the whole network in float32"}
@@ -227,6 +255,7 @@ def _label(names: Sequence[str], values: Sequence[Any]) -> str:
 _KINDS: dict[str, Callable[[Experiment, list[Result]], list[Figure]]] = {
     "curves": _curves,
     "over-filters": _over_filters,
+    "over-labels": _over_labels,
     "errors": _errors,
     "table": lambda experiment, results: [],
 }

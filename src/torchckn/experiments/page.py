@@ -14,13 +14,16 @@ from .judging import VERDICT_RULES, estimate
 from .notes import filled
 from .results import Result, Results, read_results
 from .spec import Experiment, preset
+from .tables import markdown_table
+from .when import few_labels_tables, when_text
 
 
 def write_page(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment]) -> Path:
-    """Write the page (Markdown), and its figures to ``images/<name of the page>/`` next to it."""
+    """Write the page (Markdown), its figures to ``images/<name of the page>/`` next to it, and ``when.md`` beside it."""
     results = read_results(folder, scale)
     for experiment in experiments:
         draw(experiment, results, page.parent / _images(page))
+    write_atomically(page.with_name("when.md"), when_text(folder, scale, _images(page)).encode())
     write_atomically(page, page_text(folder, scale, page, experiments).encode())
     return page
 
@@ -79,13 +82,15 @@ def _presets(scale: ScaleName, experiments: Sequence[Experiment]) -> list[str]:
 def claims_table(results: Results) -> str:
     """The claims, measurements and verdicts as a Markdown table."""
     rows = [(j.claim, j.source, j.measured or "-", str(j.runs), f"**{j.verdict}**") for j in judge_claims(results)]
-    return _table(("claim", "source", "measured", "runs", "verdict"), rows)
+    return markdown_table(("claim", "source", "measured", "runs", "verdict"), rows)
 
 
 def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
     """The results of an experiment, mean and confidence interval over seeds, as a Markdown table."""
     if experiment.measure == "gradient":
         return _gradient_table(results)
+    if experiment.measure == "few-labels":
+        return "\n\n".join(few_labels_tables(in_grid_order(experiment, results)))
     names = [*experiment.figure.panels, *experiment.figure.lines]
     names += [name for name in experiment.grid if name not in names and len({str(r[name]) for r in results}) > 1]
     groups = grouped(in_grid_order(experiment, results), names)
@@ -98,7 +103,9 @@ def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
         steps = str(runs[0].history[-1]["step"]) if runs[0].history else "-"
         rows.append((*labels, *accuracies, steps, seconds, str(len(runs))))
     heads = [_COLUMN_NAMES.get(name, name.removeprefix("options.")) for name in names]
-    return _table((*heads, "validation accuracy (%)", "test accuracy (%)", "steps", "training time (s)", "seeds"), rows)
+    return markdown_table(
+        (*heads, "validation accuracy (%)", "test accuracy (%)", "steps", "training time (s)", "seeds"), rows
+    )
 
 
 _COLUMN_NAMES = {"options.bias": "biases", "inverse_sqrt": "inverse square root", "hessian": "Hessian"}
@@ -113,14 +120,9 @@ def _gradient_table(results: Sequence[Result]) -> str:
             differences = f"{statistics.mean(r['finite_differences'] for r in runs):.0e}"
             rows.append((str(filters), what, *errors, differences, str(len(runs))))
     heads = ("filters", "in float32", *map(method_label, methods), "float64 against finite differences", "seeds")
-    return _table(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def _mean_and_interval(results: Sequence[Result], key: str) -> str:
     found = estimate([100 * result[key] for result in results])
     return f"{found.mean:.2f} ± {found.high - found.mean:.2f}" if found.n > 1 else f"{found.mean:.2f}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

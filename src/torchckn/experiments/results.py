@@ -91,6 +91,15 @@ class Results:
         return [(result, other[result.seed]) for result in first if result.seed in other]
 
 
+def accuracies_by_labels(results: Sequence[Result]) -> dict[int, list[float]]:
+    """Test accuracies (%) of all draws, by the number of labels."""
+    found: dict[int, list[float]] = {}
+    for result in results:
+        for record in result.history:
+            found.setdefault(record["labels"], []).append(100 * record["test_accuracy"])
+    return found
+
+
 def read_results(folder: Path, scale: str) -> Results:
     """What there is, of all experiments."""
     return Results([read_result(file) for file in sorted((folder / "results" / scale).glob("*/*.json"))])

@@ -19,6 +19,7 @@ from ..choices import (
     HeadUpdate,
     Hessian,
     Loss,
+    Optimizer,
     PenaltySearch,
     Precision,
     PresetName,
@@ -50,6 +51,9 @@ METHOD_DEFAULTS: dict[TrainingMethod, dict[str, Any]] = {
     "sgo-ball": {"lr": "root:1", "momentum": 0.0},
     "sgd": {"lr": "cosine:0.3", "momentum": 0.9},
 }
+
+#: learning rate of AdamW, unless another is given
+ADAMW_LR = "cosine:0.003"
 
 # Accuracy on 10,000 validation images of MNIST: LeNet-5 with its own widths, 3,000 patches, first classifier on 10,000 images.
 # 150 steps from 0.02, 0.03, 0.06: 98.2, 98.4, 98.1 %; of 512 images, 75 steps: 98.2 %; of 128, 300 steps: 98.2 %.
@@ -107,6 +111,9 @@ class MethodOptions(Config):
         lt=1,
         shapes_start=True,
     )
+    optimizer: Optimizer | None = option(
+        None, "Optimizer of a ConvNet: sgd by default, or adamw.", heading=TRAINING, only_for="convnet"
+    )
     momentum: float | None = option(None, "0.9 by default for ulr and sgd, else 0.", heading=TRAINING, ge=0, lt=1)
     weight_decay: float = option(
         0.0, "L2 penalty of all weights of a ConvNet but the classifier's.", heading=TRAINING, only_for="convnet", ge=0
@@ -132,6 +139,11 @@ class MethodOptions(Config):
         "projections and the classifier keep the network's own.",
         heading=TRAINING,
     )
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _a_word(cls, weights: Any) -> Any:
+        return weights[0] if isinstance(weights, list) and weights == ["balanced"] else weights  # of the command line
 
     @field_validator("chunk")
     @classmethod
@@ -173,7 +185,7 @@ class TrainConfig(MethodOptions):
     )
     augment: tuple[Augmentation, ...] | None = option(
         None,
-        "Changes of training images, at random in each step: flip, crop, shift; several as flip,crop.",
+        "Changes of training images, at random in each step: flip, crop, shift; several as flip,crop; or none.",
         heading=TRAINING,
     )
     rollback: bool = option(False, "Undo epochs that lose more than 2 % of training accuracy.", heading=TRAINING)
@@ -230,6 +242,12 @@ class TrainConfig(MethodOptions):
     def _plain_lr(self, lr: Any) -> Any:
         return schedules.describe(lr)
 
+    @field_validator("augment", mode="before")
+    @classmethod
+    def _no_changes(cls, kinds: Any) -> Any:
+        kinds = kinds.split(",") if isinstance(kinds, str) else kinds
+        return None if kinds is None or list(kinds) in ([], ["none"]) else kinds
+
     @field_validator("trainable", mode="before")
     @classmethod
     def _a_list(cls, names: Any) -> Any:
@@ -266,6 +284,7 @@ class TrainConfig(MethodOptions):
             raise ConfigError(f"give steps or epochs, not both; got steps={self.steps} and epochs={self.epochs}")
         method = self.method or method
         defaults = METHOD_DEFAULTS[method]
+        default_lr = ADAMW_LR if self.optimizer == "adamw" else defaults["lr"]
         batch_size = self.batch_size or min(BATCH_SIZE, images or BATCH_SIZE)
         steps = STEPS if self.steps is None else self.steps
         if self.epochs is not None:
@@ -277,6 +296,6 @@ class TrainConfig(MethodOptions):
             batch_size=batch_size,
             steps=steps,
             epochs=None,
-            lr=defaults["lr"] if self.lr is None else self.lr,
+            lr=default_lr if self.lr is None else self.lr,
             momentum=defaults["momentum"] if self.momentum is None else self.momentum,
         )

@@ -77,6 +77,8 @@ class TrainingLoop:
     progress: bool | None = None
     clock: Callable[[], float] = time.perf_counter
     """what seconds are measured with"""
+    unlabelled: Any = None
+    """what the unsupervised filters are fitted to, if not to the training data"""
 
     history: list[Record] = field(default_factory=list)
     step: int = 0
@@ -189,7 +191,7 @@ class TrainingLoop:
             assert isinstance(net, CKN)
             fit_filters(
                 net,
-                self.train_data,
+                self.train_data if self.unlabelled is None else self.unlabelled,
                 config.patches,
                 restarts=config.restarts,
                 generator=self.generator,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from ..distributed import sum_gradients, summing, total_of_numbers
 from ..errors import ConfigError, NotFittedError, NumericalError
@@ -68,7 +68,15 @@ class Method:
         if net.on_spheres:
             normalize = isinstance(self, ULR) if self.options.normalize is None else self.options.normalize
             return [SphereSGD(groups, lr=0.0, normalize=normalize, momentum=self.momentum)]
-        return [SGD(groups, lr=0.0, momentum=self.momentum, weight_decay=self.options.weight_decay)]
+        return [self._plain_optimizer(groups, self.options.weight_decay)]
+
+    def _plain_optimizer(self, parameters: Any, decay: float = 0.0) -> Optimizer:
+        """Of parameters that are on no sphere."""
+        if self.options.optimizer == "adamw":
+            if self.net.on_spheres:
+                raise ConfigError("optimizer 'adamw' is for ConvNets; the filters of a CKN descend on spheres")
+            return AdamW(parameters, lr=0.0, weight_decay=decay)
+        return SGD(parameters, lr=0.0, momentum=self.momentum, weight_decay=decay)
 
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
         """One step on a batch; an error, and nothing changed, if its objective is not finite.
@@ -184,7 +192,7 @@ class SGO(Method):
     """Gradient steps on filters and classifier together, on the penalized objective."""
 
     def _optimizers(self) -> list[Optimizer]:
-        return [*super()._optimizers(), SGD(self.net.head.parameters(), lr=0.0, momentum=self.momentum)]
+        return [*super()._optimizers(), self._plain_optimizer(self.net.head.parameters())]
 
     def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         def objective(features: Tensor) -> tuple[Tensor, Tensor]:

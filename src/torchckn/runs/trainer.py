@@ -48,6 +48,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     description: Mapping[str, Any] | None = None,
+    unlabelled: Any = None,
     method_class: type[Method] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     **overrides: Any,
@@ -71,6 +72,7 @@ def train(
         callbacks: see :class:`torchckn.Callback`. With several processes, each of them has its own.
         progress: whether to show progress bars; by default on a terminal.
         description: what else the run's ``config.toml`` says.
+        unlabelled: images, or data whose labels are not used, to fit the unsupervised filters to, instead of ``train_data``.
         method_class: a training step of your own, in place of the one that ``method`` names.
         clock: what seconds are measured with. ``time.process_time`` does not count the time of other programs; it adds up
             the time of all threads, so use it with one thread.
@@ -105,7 +107,9 @@ def train(
     ):
         if config.steps and not net.parameter_groups():
             raise ConfigError("there is nothing to train: every layer is fixed; check trainable=... and requires_grad")
-        content = _run_content(net, train_data, valid_data, config, description) if run_dir or world() > 1 else {}
+        content = {}
+        if run_dir or world() > 1:
+            content = _run_content(net, train_data, valid_data, unlabelled, config, description)
         if world() > 1:
             _check_same(content, generator)
             share_weights(net)
@@ -129,6 +133,7 @@ def train(
                 generator=generator,
                 callbacks=[*callbacks, *_built_in(config, run, progress)],
                 store=run,
+                unlabelled=unlabelled,
                 progress=progress,
                 clock=clock,
             )
@@ -201,13 +206,19 @@ def _built_in(config: TrainConfig, run: Run | None, progress: bool | None) -> li
 
 
 def _run_content(
-    net: Classifier, train_data: Any, valid_data: Any, config: TrainConfig, description: Mapping[str, Any] | None
+    net: Classifier,
+    train_data: Any,
+    valid_data: Any,
+    unlabelled: Any,
+    config: TrainConfig,
+    description: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """What a run folder's ``config.toml`` says, and what has to be the same in all processes."""
     return {
         "network": net.fingerprint(),
         "data": data_digest(train_data),
         "validation_data": None if valid_data is None else data_digest(valid_data),
+        "unlabelled_data": None if unlabelled is None else data_digest(unlabelled),
         **(description or {}),
         "training": config.to_plain(),
     }
@@ -215,7 +226,12 @@ def _run_content(
 
 def _check_same(content: Mapping[str, Any], generator: torch.Generator) -> None:
     """An error unless all processes have the same code, data, network, options and random numbers."""
-    names = {"network": "network", "data": "training data", "validation_data": "validation data"}
+    names = {
+        "network": "network",
+        "data": "training data",
+        "validation_data": "validation data",
+        "unlabelled_data": "unlabelled data",
+    }
     facts = {text: str(content[name]) for name, text in names.items()}
     options = digest_of(sorted(content["training"].items()))
     random_numbers = digest_of(generator.get_state().tolist())
