@@ -166,7 +166,7 @@ class KernelLayer(nn.Module):
         kernel = self.kernel
         attributes = {k: v for k, v in vars(kernel).items() if isinstance(v, (int, float, str))}
         settings = (type(kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
-        tensors = [self.weight, *kernel._parameters.values(), *kernel._buffers.values()]
+        tensors = [self.weight, *kernel.parameters(), *kernel.buffers()]
         # Values are compared, not version counters, which miss changes through `.data`.
         if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):
             # A tensor made in inference mode could not be used outside of it.

@@ -98,7 +98,7 @@ def _floats(*numbers: float) -> ctypes.Array[ctypes.c_float]:
 
 
 class _FusedConv(torch.autograd.Function):
-    forward = staticmethod(_forward)  # type: ignore[assignment]
+    forward = staticmethod(_forward)
 
     @staticmethod
     @once_differentiable
