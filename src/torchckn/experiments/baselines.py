@@ -40,7 +40,7 @@ def convnet_scores(recipe: ConvNetRecipe, images: Tensor, labels: Tensor, others
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         net = _convnet(images.shape, recipe.color, classes)
-    net = net.to(memory_format=torch.channels_last)
+    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     mean, std = _statistics(images)
 
     def pixels(some: Tensor) -> Tensor:

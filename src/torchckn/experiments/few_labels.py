@@ -99,8 +99,17 @@ def unsupervised_network(settings: Settings, whole: data.DataSet, shared: Path) 
     else:
         pixels = data.Preprocessing.fit(images, whiten=settings.whiten)
         convnet = build_convnet(settings, whole.image_shape, classes)
-        kernels = {"kernel": parse(settings.kernel), "linear_kernel": parse(settings.linear_kernel)}
-        net = translate(convnet, whole.image_shape, classes=classes, preprocessing=pixels, generator=generator, **kernels)
+        linear = parse(settings.linear_kernel)
+        assert not isinstance(linear, str), "linear_kernel = match is refused where settings are checked"
+        net = translate(
+            convnet,
+            whole.image_shape,
+            parse(settings.kernel),
+            linear_kernel=linear,
+            classes=classes,
+            preprocessing=pixels,
+            generator=generator,
+        )
     file = shared / f"{settings.data}-{settings.network}-{net.fingerprint()[:16]}.safetensors"
     shared.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):

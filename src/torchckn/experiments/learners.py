@@ -124,9 +124,9 @@ def _ckn(problem: Problem) -> Learner:
 
 
 def _kmeans(problem: Problem) -> Learner:
-    found = PatchFeatures.fit(problem.unlabelled, torch.Generator().manual_seed(0))
+    features = PatchFeatures.fit(problem.unlabelled, torch.Generator().manual_seed(0)).__call__
     name = f"kmeans-{'color' if problem.color else 'grey'}"
-    return _with_features(problem, found(problem.images), _kept(problem, name, found))
+    return _with_features(problem, features(problem.images), _kept(problem, name, features))
 
 
 def _ckn_ulr(problem: Problem) -> Learner:

@@ -127,8 +127,10 @@ def _accuracy(solution: Solution, x: Tensor, y: Tensor) -> float:
 class Trial(Protocol[State]):
     """What a penalty is judged by."""
 
-    #: multiplications in one pass over the features
-    multiplications: int
+    @property
+    def multiplications(self) -> int:
+        """In one pass over the features."""
+        ...
 
     def score(self, lam: float, start: State | None, precision: float) -> tuple[State, LambdaScore]:
         """The classifier of a penalty, to start the next one from, and how good it is."""

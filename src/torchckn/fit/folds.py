@@ -46,7 +46,7 @@ class Folds:
     def score(
         self, lam: float, start: Sequence[Solution] | None, precision: float
     ) -> tuple[Sequence[Solution], LambdaScore]:
-        starts = start or [None] * len(self.parts)
+        starts: Sequence[Solution | None] = start or [None] * len(self.parts)
         both = [part.score(lam, begin, precision) for part, begin in zip(self.parts, starts, strict=True)]
         sizes = torch.tensor([len(part.y) for part in self.parts], dtype=torch.float64)
 
