@@ -47,7 +47,10 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
     "training.md": [
         ("512", "a limit: of torchckn.nn.whitening"),
         ("2", "a setting: DROP in torchckn.fit.loop"),
+        ("96.48", "benchmarks.md: | LeNet-5, 16, MNIST"),
+        ("96.60", "benchmarks.md: | LeNet-5, 16, MNIST"),
     ],
+    "translation.md": [("3", "an example of a count in a report")],
     "scale.md": [
         ("150", "an assumption of the model in benchmarks.scale"),
         ("20", "an assumption of the model in benchmarks.scale"),
@@ -58,7 +61,8 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("20", "a setting: PATIENCE in tests/faults/harness.py"),
     ],
     "paper.md": [
-        ("2", "a setting: DROP in torchckn.fit.loop"),
+        *[("2", "a setting: DROP in torchckn.fit.loop")] * 2,
+        ("2.5", "the paper: section 5.2"),
         *((figure, "the paper: section 5.3") for figure in ("64", "97")),
         *((figure, "the paper: appendix G") for figure in ("67", "98")),
     ],

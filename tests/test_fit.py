@@ -528,7 +528,7 @@ LABELS = torch.arange(120) % 3
         (
             lambda c: fit_head(c, (IMAGES, LABELS), folds=0),
             ConfigError,
-            "chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam",
+            "chooses the L2 penalty on validation data: pass valid_data, the penalty itself as lam=..., or folds=5",
         ),
         (lambda c: fit_head(c, IMAGES, lam=1.0), DataError, "fit_head needs labels in train_data"),
         (lambda c: fit_head(c, (IMAGES, LABELS + 1), lam=1.0), DataError, "labels must be from 0 to 2 .* got 1 to 3"),

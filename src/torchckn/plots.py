@@ -37,7 +37,8 @@ def new_figure(width: float, height: float, dpi: int = 120) -> Figure:
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     path, content = Path(path), io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:] or None)
+    kind = path.suffix[1:] or "png"
+    figure.savefig(content, format=kind, pil_kwargs={"optimize": True} if kind == "png" else None)
     write_atomically(path, content.getvalue())
     return path
 

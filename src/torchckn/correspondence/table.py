@@ -98,8 +98,7 @@ class _Layout:
             room = self.width - total_width([Column("", ("✓ ",)), layers, outputs, *last])
             if self._left_width(layers) <= room:
                 break
-        longest = max(map(cell_len, self.names), default=0)
-        least = max(len("ConvNet"), min(_LEAST, longest))
+        least = len("ConvNet")  # names that are longer have lines of their own
         if room < least:
             layers = layers.cut_to(max(layers.width - (least - room), _LEAST), self.ascii_only)
         left = max(least, min(self._left_width(layers), room))
