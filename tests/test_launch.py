@@ -26,7 +26,7 @@ from torchckn.storage import KIND, read_tensors
 from . import forks
 from .faults.harness import environment
 
-OPTIONS = ["--filters", "16", "--batch-size", "50", "--patches", "500", "--lambdas", "0.01,0.001", "--lr", "0.01"]
+OPTIONS = ["--filters", "8", "--batch-size", "50", "--patches", "300", "--lambdas", "0.01,0.001", "--lr", "0.01"]
 #: seconds that a training may take, on a machine that is busy with other things
 WHILE = 1200
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -156,6 +156,7 @@ def test_a_killed_process_ends_the_others_and_says_which_one_it_was(tmp_path: Pa
     assert "Traceback" not in text
 
 
+@pytest.mark.slow  # the message itself: test_distributed.py; that commands tell errors once: the test before
 def test_a_mistake_is_told_once(tmp_path: Path, few_digits: Path) -> None:
     status, _, err = finished(train(tmp_path / "run", few_digits, 2, "--batch-size", "1", "--processes", "2"))
     assert status in (1, 2)
