@@ -26,7 +26,7 @@ from torchckn.storage import KIND, read_tensors
 from . import forks
 from .faults.harness import environment
 
-OPTIONS = ["--filters", "8", "--batch-size", "50", "--patches", "300", "--lambdas", "0.01,0.001", "--lr", "0.01"]
+OPTIONS = ["--filters", "16", "--batch-size", "50", "--patches", "500", "--lambdas", "0.01,0.001", "--lr", "0.01"]
 #: seconds that a training may take, on a machine that is busy with other things
 WHILE = 1200
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
