@@ -77,7 +77,6 @@ def spec(tmp_path: Path) -> Path:
 
 def cell(experiment: str = "one", measure: str = "train", **given: Any) -> Cell:
     common = {"data": "digits.npz", "steps": 3, "batch_size": 64, "patches": 500, "lr": 0.01, "linear_kernel": "rbf:0.6"}
-    common["lambdas"] = [2**-6, 2**-9, 2**-12]  # all that are tried by default would take most of the time
     return Cell(experiment, "cpu", measure, {"network": "lenet1", "filters": 4}, common | given, 0)
 
 
@@ -409,7 +408,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def test_a_cell_that_is_interrupted_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process; a command that is killed takes a minute (the next test)."""
-    own = cell(steps=4, checkpoint_every=1)
+    own = cell(steps=4, checkpoint_every=1, lambdas=[2**-6, 2**-9, 2**-12])
     undisturbed = run_cell(own, tmp_path / "undisturbed")
     step, calls = ULR.step, []
 
