@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -54,6 +55,13 @@ def kappa_of_angle(name: str, theta: float, **arguments: Any) -> float:
     raise KeyError(name)
 
 
+@functools.cache
+def hermite_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss and Hermite's quadrature, which take longer than all that is made of them."""
+    return np.polynomial.hermite_e.hermegauss(count)
+
+
+@functools.lru_cache(maxsize=4096)
 def dual(activation: str, t: float, s: float) -> float:
     """E[a(s u) a(s v)] for standard normal u and v with correlation t: in closed form, or over a grid of independent pairs."""
     match activation:
@@ -62,7 +70,7 @@ def dual(activation: str, t: float, s: float) -> float:
         case "sine":
             return math.exp(-s * s) * math.sinh(s * s * t)
     functions = {"gelu": lambda u: u * scipy.special.ndtr(u), "tanh": np.tanh, "silu": lambda u: u / (1 + np.exp(-u))}
-    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    nodes, weights = hermite_grid(120)
     u, w = nodes[:, None], nodes[None, :]
     v = t * u + math.sqrt(max(0.0, 1 - t * t)) * w
     a = functions[activation]

@@ -20,6 +20,7 @@ from torchckn.choices import DataSetName
 from torchckn.fit.config import PRESETS
 from torchckn.fit.schedules import Search
 
+from . import forks
 from .training import digits, network, trained
 
 
@@ -135,10 +136,10 @@ def test_adding_an_option_touches_one_place(tmp_path: Path, few_digits: Path) ->
     toml.write_text(tomli_w.dumps(own))
 
     def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-        code = "from torchckn.cli import main; main()"
-        call = [sys.executable, "-c", code, *map(str, arguments)]
-        environment = os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
-        return subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        """The copy's command, in a process that has imported torch, and forgets the package itself."""
+        forget = "import sys; [sys.modules.pop(name) for name in list(sys.modules) if name.partition('.')[0] == 'torchckn']"
+        code = f"{forget}; sys.path.insert(0, {str(tmp_path)!r}); from torchckn.cli import main; main()"
+        return forks.run(["-c", code, *arguments], cwd=tmp_path, env=os.environ | {"COLUMNS": "120"})
 
     shown = command("train", "--help").stdout
     assert "--spice" in shown

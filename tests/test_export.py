@@ -82,29 +82,48 @@ def from_zoo(name: str, kernel: kernels.Kernel | Literal["match"]) -> tuple[torc
 
 
 def mostly_slow(*quick: str) -> list[Any]:
-    """All names of the zoo. Networks other than these take ten seconds each; ``every_operation`` has what they are made of."""
+    """All names of the zoo. Files of networks other than these take ten seconds each."""
     return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in zoo.names() if name not in quick)]
 
 
-def check_onnx(ckn: torchckn.CKN, images: Tensor, path: Path) -> None:
+#: The plain network, from which files are made, is compared by all tests, and files by the slow ones: each takes five seconds.
+files = pytest.mark.parametrize("as_file", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "onnx"])
+
+
+def check_plain(ckn: torchckn.CKN, images: Tensor) -> Tensor:
     expected = probabilities(ckn, images)
     assert_depends_on_the_image(expected)
-    assert difference(run_onnx(export.to_onnx(ckn, path), images), expected) < 1e-5
+    assert difference(export.plain(ckn)(images), expected) < 1e-5
+    return expected
 
 
-@pytest.mark.parametrize("name", mostly_slow("lenet1", "lenet5", "allcnn"))
+def check_onnx(ckn: torchckn.CKN, images: Tensor, path: Path, as_file: bool = True) -> None:
+    expected = check_plain(ckn, images)
+    if as_file:
+        assert difference(run_onnx(export.to_onnx(ckn, path), images), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["lenet1", "allcnn"])
+@pytest.mark.parametrize("kernel", [RBF, "match"], ids=str)
+def test_networks_of_the_zoo_give_the_same_probabilities_as_plain_networks(name: str, kernel: Any) -> None:
+    check_plain(*from_zoo(name, kernel))
+
+
+@pytest.mark.parametrize("name", mostly_slow("lenet5"))
 def test_every_network_of_the_zoo_gives_the_same_probabilities_in_onnxruntime(tmp_path: Path, name: str) -> None:
     check_onnx(*from_zoo(name, RBF), tmp_path / "model.onnx")
 
 
+@files
 @pytest.mark.parametrize("name", mostly_slow("lenet5"))
-def test_so_do_networks_with_the_kernels_that_match_their_activations(tmp_path: Path, name: str) -> None:
-    check_onnx(*from_zoo(name, "match"), tmp_path / "model.onnx")
+def test_so_do_networks_with_the_kernels_that_match_their_activations(tmp_path: Path, name: str, as_file: bool) -> None:
+    check_onnx(*from_zoo(name, "match"), tmp_path / "model.onnx", as_file)
 
 
-def test_so_does_a_network_that_whitens_its_images(tmp_path: Path) -> None:
+@files
+def test_so_does_a_network_that_whitens_its_images(tmp_path: Path, as_file: bool) -> None:
     net = nn.Sequential(nn.Conv2d(27, 8, 1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8 * 16, 10))
-    check_onnx(*translated(net, (3, 16, 16), RBF, whiten=True), tmp_path / "model.onnx")
+    check_onnx(*translated(net, (3, 16, 16), RBF, whiten=True), tmp_path / "model.onnx", as_file)
 
 
 KERNELS = [
@@ -127,8 +146,9 @@ def test_every_kernel_of_the_library_is_tested() -> None:
     assert {type(kernel) for kernel in KERNELS} == classes - {kernels.Kernel}
 
 
+@files
 def test_a_network_of_all_kernels_gives_the_same_probabilities_in_onnxruntime(
-    tmp_path: Path, generator: torch.Generator
+    tmp_path: Path, generator: torch.Generator, as_file: bool
 ) -> None:
     names = [f"conv{i}" for i in range(len(KERNELS))]
     nodes: list[Node] = [
@@ -140,11 +160,12 @@ def test_a_network_of_all_kernels_gives_the_same_probabilities_in_onnxruntime(
     )
     images = photographs(6, (2, 6, 6), generator)
     images[-1] = 0  # patches of norm zero
-    check_onnx(fitted(ckn, images, generator), images, tmp_path / "model.onnx")
+    check_onnx(fitted(ckn, images, generator), images, tmp_path / "model.onnx", as_file)
 
 
+@files
 def test_a_network_of_every_operation_gives_the_same_probabilities_in_every_form(
-    tmp_path: Path, generator: torch.Generator
+    tmp_path: Path, generator: torch.Generator, as_file: bool
 ) -> None:
     images = photographs(5, (3, 16, 16), generator)
     ckn = fitted(torchckn.CKN(every_operation(), classes=3, centering="feature", generator=generator), images, generator)
@@ -157,14 +178,17 @@ def test_a_network_of_every_operation_gives_the_same_probabilities_in_every_form
     allowed = max(1e-5, 5 * difference(expected.double(), exact))  # the rounding of so many layers in float32
     assert_depends_on_the_image(expected)
     assert difference(export.plain(ckn)(images), expected) < allowed
+    if not as_file:
+        return
     assert difference(run_onnx(export.to_onnx(ckn, tmp_path / "onnx"), images), expected) < allowed
     program = torch.export.load(export.to_torch(ckn, tmp_path / "program.pt2")).module()
     for batch in (1, 2, 5):
         assert difference(program(images[:batch]), expected[:batch]) < allowed
 
 
+@files
 def test_pooling_to_a_size_that_does_not_divide_the_image_is_the_same_in_onnxruntime(
-    tmp_path: Path, generator: torch.Generator
+    tmp_path: Path, generator: torch.Generator, as_file: bool
 ) -> None:
     nodes = [
         Conv("conv", filters=4, kernel_size=(2, 2), groups=2),
@@ -178,7 +202,7 @@ def test_pooling_to_a_size_that_does_not_divide_the_image_is_the_same_in_onnxrun
     ]
     ckn = torchckn.CKN(Graph((2, 11, 8), nodes), centering="none", generator=generator)
     images = photographs(5, (2, 11, 8), generator)
-    check_onnx(fitted(ckn, images, generator), images, tmp_path / "model.onnx")
+    check_onnx(fitted(ckn, images, generator), images, tmp_path / "model.onnx", as_file)
 
 
 def test_a_convnet_with_scaled_features_is_exported_too(tmp_path: Path, generator: torch.Generator) -> None:
@@ -251,7 +275,7 @@ def test_images_of_the_wrong_dtype_are_refused(small: torchckn.CKN) -> None:
         export.plain(small)(torch.zeros(1, 1, 10, 10, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("opset", [18, 20])
+@pytest.mark.parametrize("opset", [18, pytest.param(20, marks=pytest.mark.slow)])
 def test_an_onnx_file_names_its_inputs_outputs_and_classes(tmp_path: Path, small: torchckn.CKN, opset: int) -> None:
     path = export.to_onnx(small, tmp_path / "new folder" / "model.onnx", opset=opset, classes=["cat", "dog", "\u00e9toile"])
     assert path == tmp_path / "new folder" / "model.onnx"
@@ -270,18 +294,13 @@ def test_an_onnx_file_names_its_inputs_outputs_and_classes(tmp_path: Path, small
     ]
 
 
-def test_files_contain_no_paths_of_source_files(tmp_path: Path, small: torchckn.CKN) -> None:
-    for write in (export.to_onnx, export.to_torch):
-        content = write(small, tmp_path / "model").read_bytes()
-        assert b"layers.conv.root" in content or b"layers_conv_root" in content  # the file can be searched for text
-        assert b".py" not in content
-
-
-def test_exporting_is_quiet(
+def test_exporting_is_quiet_and_files_contain_no_paths_of_source_files(
     tmp_path: Path, small: torchckn.CKN, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    export.to_onnx(small, tmp_path / "model.onnx")
-    export.to_torch(small, tmp_path / "program")  # whatever the file is called
+    for write in (export.to_onnx, export.to_torch):
+        content = write(small, tmp_path / "model").read_bytes()  # whatever the file is called
+        assert b"layers.conv.root" in content or b"layers_conv_root" in content  # the file can be searched for text
+        assert b".py" not in content
     assert capfd.readouterr() == ("", "")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 

@@ -187,6 +187,7 @@ def test_a_compiler_that_fails_is_reported_and_not_fatal(tmp_path: Path) -> None
     assert "TORCHCKN_NATIVE=require expected code that can be compiled and loaded" in required.stderr
 
 
+@pytest.mark.slow  # it compiles twice; test_the_folder_of_compiled_code_is_made_for_its_owner_alone copies instead
 def test_compiled_code_is_kept_in_a_folder_that_only_its_owner_can_write(tmp_path: Path) -> None:
     done = run(CODE, XDG_CACHE_HOME=str(tmp_path))
     assert "compiled by" in done.stdout, done.stderr
@@ -254,6 +255,15 @@ def test_a_library_that_is_damaged_or_of_somebody_else_is_compiled_again(
         assert compiled == [cache]
         native._loaded()
         assert len(compiled) == 1
+
+
+def test_the_folder_of_compiled_code_is_made_for_its_owner_alone(cache: Path, compiled: list[Path]) -> None:
+    shutil.rmtree(cache.parent)
+    native._loaded()
+    assert compiled == [cache]
+    assert not cache.parent.stat().st_mode & 0o077
+    native._loaded()
+    assert len(compiled) == 1
 
 
 def test_where_nothing_can_be_kept_nothing_is_left(cache: Path, compiled: list[Path], tmp_path: Path) -> None:
