@@ -238,7 +238,7 @@ def _try(bench: _Bench, file: Path) -> Path:
             net, _ = bench.started()
             try:
                 bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
-                accuracy = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss).accuracy
+                accuracy = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss, folds=0).accuracy
                 trials[lr] = 0.0 if accuracy is None else accuracy
             except NumericalError:
                 trials[lr] = 0.0
