@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.run import get_args_parser
 
 from torchckn import ConfigError, cli, launch, runs
@@ -280,3 +281,14 @@ def test_two_processes_of_one_thread_are_as_fast_as_one_of_two_threads(tmp_path:
         ratios.append(seconds_per_step(tmp_path / f"two-{i}") / seconds_per_step(tmp_path / f"one-{i}"))
     print(f"two processes of one thread against one of two threads: {min(ratios):.2f} times the time per step")
     assert min(ratios) <= 1.15
+
+
+def test_a_restart_does_not_read_what_the_attempt_before_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = dist.HashStore()
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    launch._of_this_attempt(kept).set("address", "of a process that is gone")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not launch._of_this_attempt(kept).check(["address"])
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")  # machines that count restarts differently must meet
+    assert launch._of_this_attempt(kept) is kept

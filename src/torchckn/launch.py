@@ -96,7 +96,7 @@ def _join(timeout: float) -> Any:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=timeout)
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=limit)))
+        store = _of_this_attempt(next(iter(rendezvous("env://", timeout=limit)))[0])
         store.set_timeout(limit)
         dist.init_process_group(backend, store=store, rank=here, world_size=count, timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:
@@ -117,6 +117,15 @@ def _join(timeout: float) -> Any:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return PrefixStore("torchckn", store)
+
+
+def _of_this_attempt(store: Any) -> Any:
+    """The store, with keys of its own for each restart, because torchrun keeps it, with the addresses of processes that are gone.
+
+    Several machines may count restarts differently. They get a new store with ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``.
+    """
+    on_one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store) if on_one_machine else store
 
 
 @contextmanager
