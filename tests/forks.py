@@ -170,6 +170,9 @@ def _mind(order: dict[str, Any], pipes: list[int]) -> NoReturn:
 def _execute(arguments: list[str], env: dict[str, str], cwd: str, memory: int | None) -> NoReturn:
     status: Any = 0
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which may be ignored where the tests run, as in nohup
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(env)
         os.chdir(cwd)
