@@ -110,8 +110,9 @@ def _join(timeout: float) -> Any:
             raise ConfigError(
                 f"process {here} of {count} does not know where the others are ({text.splitlines()[0]}); start it with torchrun"
             ) from error
+        tried = "could not connect to" if "refused" in text.lower() else f"waited {timeout:g} s for"
         raise LostProcessError(
-            f"process {here} of {count} waited {timeout:g} s for the others at {place}, and some did not arrive; start all of "
+            f"process {here} of {count} {tried} the others at {place}, and some were not there; start all of "
             f"them, check the address and the firewall, or wait longer with --timeout ({text.splitlines()[0][:200]})"
         ) from error
     if torch.cuda.is_available():

@@ -101,7 +101,7 @@ def shared_files(folder: Path, cell: Cell) -> list[Path]:
 def start_file(folder: Path, cell: Cell) -> Path:
     """The network before its first step: the same for cells that differ in later settings alone.
 
-    The inverse root might change it, by its rounding: a shared beginning is that of whichever method came first, so that methods
+    The inverse root might change it, by its rounding: a shared beginning is that of whichever method was first, so that methods
     are compared from one and the same.
     """
     slip = cell.extras.get("slip")

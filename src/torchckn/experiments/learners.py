@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ from ..fit.folds import FEW_IMAGES, FOLDS, cross_validated_penalty, fold_of
 from ..network import CKN, FeatureScaling
 from ..runs import train
 from .baselines import ConvNetRecipe, PatchFeatures, convnet_scores, hog, rbf_machine
+
+Rate = TypeVar("Rate", str, float)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,16 @@ def _kmeans(problem: Problem) -> Learner:
     return _with_features(problem, features(problem.images), _kept(problem, name, features))
 
 
+def _best_rate(
+    rates: Sequence[Rate], labels: Tensor, accuracy: Callable[[Rate, Tensor, Tensor], float]
+) -> tuple[Rate, float]:
+    """The learning rate with the best mean accuracy on the held-out parts of the labels, and that accuracy."""
+    masks = list(splits(labels, 40))
+    means = {rate: sum(accuracy(rate, rest, here) for rest, here in masks) / len(masks) for rate in rates}
+    best = max(rates, key=lambda rate: means[rate])
+    return best, means[best]
+
+
 def _ckn_ulr(problem: Problem) -> Learner:
     start = problem.ckn()
 
@@ -150,16 +162,15 @@ def _ckn_ulr(problem: Problem) -> Learner:
 
     def learn(count: int) -> Learned:
         images, labels = problem.images[:count], problem.labels[:count]
-        accuracies = dict.fromkeys(ULR_RATES, 0.0)
-        masks = list(splits(labels, 40))
-        for lr in accuracies:
-            for rest, here in masks:
-                net = trained(images[rest], labels[rest], (images[here], labels[here]), lr)
-                accuracies[lr] += evaluate(net, (images[here], labels[here]), progress=False).accuracy / len(masks)
-        best = max(accuracies, key=lambda lr: accuracies[lr])
+
+        def accuracy(lr: str, rest: Tensor, here: Tensor) -> float:
+            held_out = images[here], labels[here]
+            return evaluate(trained(images[rest], labels[rest], held_out, lr), held_out, progress=False).accuracy
+
+        best, valid_accuracy = _best_rate(ULR_RATES, labels, accuracy)
         net = trained(images, labels, None, best)
         scores = evaluate(net, (problem.test_images, problem.test_labels), progress=False)
-        return Learned(scores.predictions, accuracies[best], {"lr": best})
+        return Learned(scores.predictions, valid_accuracy, {"lr": best})
 
     return learn
 
@@ -173,17 +184,17 @@ def _convnet(augment: bool) -> Callable[[Problem], Learner]:
     def learner(problem: Problem) -> Learner:
         def learn(count: int) -> Learned:
             images, labels = problem.images[:count], problem.labels[:count]
-            accuracies = dict.fromkeys(RATES, 0.0)
-            masks = list(splits(labels, 40))
-            for lr in accuracies:
-                for rest, here in masks:
-                    recipe = ConvNetRecipe(lr, STEPS[count], augment, problem.color, problem.seed)
-                    scores = convnet_scores(recipe, images[rest], labels[rest], images[here], problem.classes)
-                    accuracies[lr] += float((scores.argmax(1) == labels[here]).double().mean()) / len(masks)
-            best = max(accuracies, key=lambda lr: accuracies[lr])
-            recipe = ConvNetRecipe(best, STEPS[count], augment, problem.color, problem.seed)
-            scores = convnet_scores(recipe, images, labels, problem.test_images, problem.classes)
-            return Learned(scores.argmax(1), accuracies[best], {"lr": best, "steps": STEPS[count]})
+
+            def predicted(lr: float, some: Tensor, others: Tensor) -> Tensor:
+                recipe = ConvNetRecipe(lr, _steps(count), augment, problem.color, problem.seed)
+                return convnet_scores(recipe, images[some], labels[some], others, problem.classes).argmax(1)
+
+            def accuracy(lr: float, rest: Tensor, here: Tensor) -> float:
+                return float((predicted(lr, rest, images[here]) == labels[here]).double().mean())
+
+            best, valid_accuracy = _best_rate(RATES, labels, accuracy)
+            predictions = predicted(best, torch.ones_like(labels, dtype=torch.bool), problem.test_images)
+            return Learned(predictions, valid_accuracy, {"lr": best, "steps": _steps(count)})
 
         return learn
 
@@ -193,6 +204,10 @@ def _convnet(augment: bool) -> Callable[[Problem], Learner]:
 #: learning rates that are tried, and steps of 64 images (all of them, if they are fewer), by the number of labels
 RATES = (0.001, 0.004)
 STEPS = {50: 100, 100: 150, 300: 200, 1000: 300, 3000: 400, 10000: 600}
+
+
+def _steps(count: int) -> int:
+    return next((steps for labels, steps in STEPS.items() if count <= labels), max(STEPS.values()))
 
 
 def _machine(features: Callable[[Tensor], Tensor]) -> Callable[[Problem], Learner]:
