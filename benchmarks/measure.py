@@ -27,18 +27,23 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def median_times(candidates: Mapping[str, Callable[[], object]], rounds: int = 9) -> dict[str, float]:
-    """Median seconds per call. Candidates are called in turn, so that a slow phase of the machine affects all of them."""
+def median_times(
+    candidates: Mapping[str, Callable[[], object]], rounds: int = 9, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Median seconds per call. Candidates are called in turn, so that a slow phase of the machine affects all of them.
+
+    ``clock=time.process_time`` counts the time of the processor, which other work on the machine changes little.
+    """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for call in candidates.values():
         call()
     synchronize()
     for _ in range(rounds):
         for name, call in candidates.items():
-            start = time.perf_counter()
+            start = clock()
             call()
             synchronize()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -30,22 +30,27 @@ from torchckn.kernels import RBFSphere
 
 #: conjugate gradients of a solve, about
 ITERATIONS = 30
+#: sums over processes in a step with the exact classifier: the number of images; for each of two solves the scaling, and the
+#: gradient with the Hessian; the gradient of the scaling; the gradients of filters with objective and accuracy
+SUMS = 7
 
 Hessian = Literal["full", "diag", "cg"]
 
 
-def bytes_per_step(parameters: int, features: int, classes: int, hessian: Hessian = "full", exact: bool = True) -> int:
-    """What a process adds up with the others in a step of ultimate layer reversal, in single precision.
+def bytes_per_step(net: torchckn.CKN, hessian: Hessian = "full", exact: bool = True) -> int:
+    """What a process adds up with the others in a step of ultimate layer reversal: sums in double precision.
 
     Two solves if the classifier is exact, one if it is reused. A ring all-reduce of n bytes sends 2 (R - 1) / R n from each of R
     processes.
     """
-    size = classes * (features + 1)
+    size = net.head.out_features * (net.head.in_features + 1)
     # the Hessian, its diagonal, or the diagonal and its products; and the gradient
-    solve = 4 * {"full": size**2, "diag": size, "cg": (1 + ITERATIONS) * size}[hessian] + 4 * size
-    scaling = 2 * 8 + 2 * 4 + 4  # mean norm and number of images, for the network and for the step; number of images
-    backward = 2 * 4
-    return 8 + (1 + exact) * (solve + scaling) + backward + 4 * (parameters + 2)
+    solve = {"full": size**2, "diag": size, "cg": (1 + ITERATIONS) * size}[hessian] + size
+    scaling = 2  # mean norm and number of images
+    parameters = sum(p.numel() for group in net.parameter_groups() for p in group["params"])
+    roots = sum(layer.filters**2 for layer in net.kernel_layers().values() if layer.weight.requires_grad)
+    beside = 1 + 2 + 2  # number of images; the gradient of the mean norm; objective and accuracy
+    return 8 * ((1 + exact) * (solve + scaling) + parameters + roots + beside)
 
 
 @contextmanager
@@ -78,7 +83,7 @@ class Machine:
     flops: float = 30e12
     """in single precision"""
     flops_double: float = 5e12
-    """of a Cholesky factorization or an eigendecomposition"""
+    """in double precision: the products of a solve, a Cholesky factorization or an eigendecomposition"""
     gpus_per_node: int = 8
     inside: float = 150e9
     """bytes per second between the GPUs of a node"""
@@ -108,12 +113,11 @@ def model(net: torchckn.CKN, batch: int, gpus: int, hessian: Hessian, machine: M
     size = net.head.out_features * (net.head.in_features + 1)
     solve_products = {"full": 2 * size**2, "diag": 2 * size, "cg": 4 * ITERATIONS * size}[hessian]
     # forward, backward (twice a forward pass), and the forward pass for the exact classifier
-    per_image = 4 * counter.get_total_flops() + 2 * solve_products
-    compute = per_image * math.ceil(batch / gpus) / machine.flops
-    parameters = sum(p.numel() for group in net.parameter_groups() for p in group["params"])
-    sent = bytes_per_step(parameters, net.head.in_features, net.head.out_features, hessian)
+    per_image = 4 * counter.get_total_flops() / machine.flops + 2 * solve_products / machine.flops_double
+    compute = per_image * math.ceil(batch / gpus)
+    sent = bytes_per_step(net, hessian)
     rate = machine.inside if gpus <= machine.gpus_per_node else machine.between
-    sums = 14 + (2 * ITERATIONS if hessian == "cg" else 0)
+    sums = SUMS + (2 * ITERATIONS if hessian == "cg" else 0)
     exchange = 0.0 if gpus == 1 else 2 * (gpus - 1) / gpus * sent / rate + sums * 2 * math.log2(gpus) * machine.latency
     roots = sum(10 * layer.filters**3 for layer in net.kernel_layers().values() if layer.init != "identity")
     solve = (2 * (size**3 / 3 if hessian == "full" else 0) + 2 * roots) / machine.flops_double
@@ -151,6 +155,7 @@ def draw(net: torchckn.CKN, file: Path) -> None:
         axis.plot(GPUS, [1e3 * step.seconds for step in steps], label="all", color="black", linewidth=2)
         axis.set(xscale="log", yscale="log", xlabel="GPUs", title=f'hessian="{hessian}"')
         axis.set_xticks(GPUS, [str(gpus) for gpus in GPUS], rotation=60)
+        axis.tick_params(axis="x", which="minor", bottom=False)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds per step")
     axes[1].legend()
@@ -167,8 +172,7 @@ def measure() -> None:
     mine = share(256)
     with counted_bytes() as sent:
         method.step(images[:256][mine], labels[:256][mine], 2**-6)
-    parameters = sum(p.numel() for group in net.parameter_groups() for p in group["params"])
-    expected = bytes_per_step(parameters, net.head.in_features, net.head.out_features)
+    expected = bytes_per_step(net)
     if dist.get_rank() == 0:
         print(
             f"LeNet-5, 16 filters, {dist.get_world_size()} processes: {sum(sent)} bytes in {len(sent)} sums, formula {expected}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -68,7 +69,7 @@ def speed_table() -> Table:
     return table
 
 
-def inference_table() -> Table:
+def inference_table(clock: Callable[[], float] = time.perf_counter) -> Table:
     """Scores of images, without gradients, compared with the faster of the ConvNet's two memory layouts."""
     table = Table(title="Inference (milliseconds)")
     for column in ("network", "filters", "images", "torchckn", "ConvNet", "channels last", "torchckn / faster ConvNet"):
@@ -81,7 +82,7 @@ def inference_table() -> Table:
             "ConvNet": functools.partial(infer, convnet(name, filters).eval(), images),
             "channels last": functools.partial(infer, convnet(name, filters, torch.channels_last).eval(), last),
         }
-        times = median_times(calls, rounds=15)
+        times = median_times(calls, rounds=15, clock=clock)
         ratio = times["torchckn"] / min(times["ConvNet"], times["channels last"])
         table.add_row(name, str(filters), str(batch), *(f"{1e3 * value:.2f}" for value in times.values()), f"{ratio:.2f}")
     return table

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .public_networks import Around, BlurPool, SpaceToDepth, SqueezeExcitation
+from .public_networks import Around, BlurPool, SpaceToDepth, SqueezeExcitation, channel_shuffle
 
 
 def unit(i: int, o: int, k: int | tuple[int, int] = 1, act: type[nn.Module] = nn.ReLU, **options: Any) -> nn.Sequential:
@@ -256,6 +256,33 @@ class SelectiveKernel(nn.Module):
         return a * first + b * second
 
 
+class PartialConv(nn.Module):
+    """FasterNet: the first channels are convolved in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mlp = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Sequential(unit(8, 16), nn.Conv2d(16, 8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x
+        x = x.clone()
+        x[:, :4, :, :] = self.conv(x[:, :4, :, :])
+        return shortcut + self.mlp(x)
+
+
+class ShuffledGroups(nn.Module):
+    """ShuffleNet V1: grouped 1x1 convolutions with a shuffle in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squeeze, self.expand = unit(8, 8, groups=2), nn.Sequential(nn.Conv2d(8, 8, 1, groups=2), nn.BatchNorm2d(8))
+        self.depthwise = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.expand(self.depthwise(channel_shuffle(self.squeeze(x), 2)))
+        return F.relu(x + out)
+
+
 def tresnet() -> nn.Module:
     """Space to depth, leaky ReLU, anti-aliased subsampling, a gate."""
     leaky = nn.LeakyReLU(1e-3)
@@ -300,11 +327,13 @@ COLLECTIONS: dict[str, Any] = {
     "LCNet": lambda: Around(
         nn.Sequential(unit(8, 8, 5, nn.Hardswish, groups=8), SqueezeExcitation(), unit(8, 8, act=nn.Hardswish))
     ),
+    "FasterNet": lambda: Around(PartialConv()),
+    "ShuffleNet V1": lambda: Around(ShuffledGroups()),
     "TResNet": lambda: Around(tresnet()),
 }
 
 #: what is refused, and why
 REFUSED: dict[str, tuple[Any, str]] = {
-    "SKNet": (lambda: Around(SelectiveKernel()), "'stack' .*makes an axis of branches"),
+    "SKNet": (lambda: Around(SelectiveKernel()), "'stack' .*stacks branches along a new axis"),
     "SKNet, split": (lambda: Around(SelectiveKernel(stacked=False)), "'softmax' .*softmax within the network is attention"),
 }

@@ -21,7 +21,12 @@ from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import ArcCosine, RBFSphere
 
 from . import forks
-from .training import mnist_mini
+from .command_line import command, place
+from .experiments import spec
+from .reports import copied, runs
+from .training import mnist_mini, try_few_penalties
+
+__all__ = ["command", "copied", "place", "runs", "spec"]  # fixtures of several files
 
 # Deadlines measure the machine, not the code; a fixed seed makes a failure repeatable.
 settings.register_profile("torchckn", deadline=None, derandomize=True, max_examples=40)
@@ -35,6 +40,12 @@ def pytest_unconfigure() -> None:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def _few_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of something else than the choice of a penalty."""
+    try_few_penalties(monkeypatch)
 
 
 @pytest.fixture(scope="session")

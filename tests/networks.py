@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,17 @@ def run(ckn: torchckn.CKN, *shape: int) -> Tensor:
             assert parameter.grad is not None, name
             assert torch.isfinite(parameter.grad).all(), name
     return scores
+
+
+def run_and_save(ckn: torchckn.CKN, shape: tuple[int, int, int], classes: int, folder: Path) -> Tensor:
+    """Forward, backward, saved and loaded; images that it was compared on."""
+    assert run(ckn, *shape).shape == (3, classes)
+    again = torchckn.load(torchckn.save(ckn.eval(), folder / "model"))
+    x = torch.rand(2, *shape)
+    with torch.no_grad():
+        assert torch.equal(again(x), ckn(x))
+    assert again.report == ckn.report
+    return x
 
 
 class Functional(nn.Module):
@@ -148,15 +160,16 @@ class DenselyConnected(nn.Module):
         return self.out(x[:, :, ::2, ::2].mean(dim=(2, 3)))
 
 
+class Lambda(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 def lambda_network() -> nn.Module:
-    class Lambda(nn.Module):
-        def __init__(self, function: Any) -> None:
-            super().__init__()
-            self.function = function
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.function(x)
-
     return nn.Sequential(
         Lambda(lambda x: x * 2 - 1),
         nn.Conv2d(1, 4, 3),

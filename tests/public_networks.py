@@ -291,14 +291,15 @@ class EfficientChannelAttention(nn.Module):
 class SpatialGate(nn.Module):
     """CBAM: mean and maximum over channels, convolved to a gate for every position."""
 
-    def __init__(self) -> None:
+    def __init__(self, keepdim: bool = True) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
+        self.conv, self.keepdim = nn.Conv2d(2, 1, 7, padding=3, bias=False), keepdim
 
     def forward(self, x: Tensor) -> Tensor:
-        largest, _ = torch.max(x, 1, keepdim=True)
-        gate = self.conv(torch.cat([x.mean(1, keepdim=True), largest], 1))
-        return x * torch.sigmoid(gate)
+        mean, largest = x.mean(1, keepdim=self.keepdim), x.max(1, keepdim=self.keepdim)[0]
+        if not self.keepdim:
+            mean, largest = mean.unsqueeze(1), largest.unsqueeze(1)
+        return x * torch.sigmoid(self.conv(torch.cat([mean, largest], 1)))
 
 
 class Star(nn.Module):
@@ -347,6 +348,7 @@ PUBLIC: dict[str, Any] = {
     "squeeze and excitation": lambda: Around(SqueezeExcitation()),
     "efficient channel attention": lambda: Around(EfficientChannelAttention()),
     "spatial gate": lambda: Around(SpatialGate()),
+    "spatial gate, axes made again": lambda: Around(SpatialGate(keepdim=False)),
     "star operation": lambda: Around(Star()),
     "gated linear units": lambda: Around(GatedLinear()),
     "group norm": lambda: Around(nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.SiLU())),

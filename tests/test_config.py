@@ -132,7 +132,7 @@ def test_adding_an_option_touches_one_place(tmp_path: Path, few_digits: Path) ->
         text.replace(field, f'spice: float = option(0.25, "How hot it is.", heading=TRAINING, ge=0)\n    {field}')
     )
     toml = tmp_path / "own.toml"
-    own = {"network": "lenet1", "data": str(few_digits), "filters": 2, "steps": 0, "patches": 50, "spice": 0.5}
+    own = {"network": "lenet1", "data": str(few_digits), "filters": 2, "steps": 0, "patches": 50, "lam": 0.01, "spice": 0.5}
     toml.write_text(tomli_w.dumps(own))
 
     def command(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,9 @@ Copies between host and device, and operations that make the host wait, are coun
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ import torch
 from benchmarks import tables
 from torch import nn
 
+import torchckn
 from torchckn import zoo
 from torchckn.errors import NumericalError
 from torchckn.fit import ulr
 from torchckn.fit.methods import METHODS, Method, MethodOptions
+from torchckn.fit.schedules import Search
 from torchckn.nn import base, checks, invsqrt
 from torchckn.nn.checks import Deferred, require
 
@@ -25,6 +29,7 @@ from . import fake_cuda
 from .contracts import KERNELS
 from .fake_cuda import steps
 from .fake_cuda.steps import small
+from .training import digits, network
 
 METHOD_CASES: list[tuple[str, dict[str, Any]]] = [
     ("ulr", {}),
@@ -62,23 +67,29 @@ def test_a_step_with_every_kernel_stays_on_the_device_and_waits_once(device: Any
     device(steps.step, "small", kernel, "ulr", {})
 
 
-@pytest.mark.parametrize("name", ["lenet5", "resnet20"])
+@pytest.mark.parametrize("name", ["lenet5", pytest.param("resnet20", marks=pytest.mark.slow)])
 def test_a_step_of_a_network_stays_on_the_device_and_waits_once(device: Any, name: str) -> None:
     device(steps.step, name, None, "ulr", {})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [None, *range(len(KERNELS))], ids=["match", *(str(case) for case in KERNELS)])
 @pytest.mark.parametrize("method", ["ulr", "sgo", "sgo-ball"])
 @pytest.mark.parametrize("name", zoo.names())
-def test_a_step_of_every_network_stays_on_the_device_and_waits_once(
-    device: Any, name: str, method: str, kernel: int | None
-) -> None:
-    device(steps.step, name, kernel, method, {"radius": 1.0} if method == "sgo-ball" else {})
+def test_a_step_of_every_network_stays_on_the_device_and_waits_once(device: Any, name: str, method: str) -> None:
+    device(steps.step, name, None, method, {"radius": 1.0} if method == "sgo-ball" else {})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("kernel", range(len(KERNELS)), ids=[str(case) for case in KERNELS])
+@pytest.mark.parametrize("name", ["allcnn", "resnet20"])
+def test_a_step_of_a_deep_network_with_every_kernel_stays_on_the_device_and_waits_once(
+    device: Any, name: str, kernel: int
+) -> None:
+    device(steps.step, name, kernel, "ulr", {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in zoo.names() if name != "nin"])  # which has no linear classifier
 def test_a_step_of_every_convnet_stays_on_the_device_and_waits_once(device: Any, name: str) -> None:
     device(steps.step, name, None, "sgd", {})
 
@@ -164,11 +175,90 @@ def test_conjugate_gradients_without_reads_find_the_same_step(monkeypatch: pytes
     assert torch.equal(ulr.reduced_objective(features, labels, head, 2**-8, hessian="cg").eta, expected)
 
 
-def test_a_step_that_ruins_the_filters_is_found_by_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def costly_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Reads cost time here, as on a GPU; how many numbers each of them had."""
+    reads: list[int] = []
+
+    def host(numbers: torch.Tensor) -> list[float]:
+        reads.append(len(numbers))
+        return numbers.tolist()
+
+    monkeypatch.setattr(checks, "host", host)
     for module in (checks, ulr, base, invsqrt):
         monkeypatch.setattr(module, "reads_are_free", lambda device: False)
+    return reads
+
+
+def test_a_step_that_ruins_the_filters_is_found_by_the_next_read(costly_reads: list[int]) -> None:
     method = METHODS["ulr"](small(), MethodOptions(lam=2**-10, head_update="reuse"))
     images, labels = torch.rand(6, 1, 8, 8), torch.arange(6)
     method.step(images, labels, lr=float("inf"))
     with pytest.raises(NumericalError, match="a step made a filter zero or not finite"):
-        method.state()
+        method.checks.read()
+
+
+@pytest.mark.parametrize("method", ["ulr", "sgo"])
+def test_training_reads_results_once_per_step(costly_reads: list[int], method: str) -> None:
+    reads_by_step: list[int] = []
+
+    class Count(torchckn.Callback):
+        def on_step_end(self, training: Any, record: dict[str, Any]) -> None:
+            reads_by_step.append(len(costly_reads))
+
+    net = network()
+    net.filters_fitted.fill_(True)
+    options: dict[str, Any] = {"lam": 2**-8, "steps": 5, "batch_size": 50, "lr": 2**-6, "final_head": False}
+    torchckn.train(net, digits()[0], method=method, callbacks=[Count()], **options)
+    assert [later - before for before, later in itertools.pairwise(reads_by_step[:-1])] == [1, 1, 1]
+    assert reads_by_step[-1] - reads_by_step[-2] <= 2  # after the last step nobody else reads what it did
+
+
+class RuinsThirdStep(METHODS["ulr"]):  # type: ignore[misc]
+    count = 0
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor, lr: float) -> Any:
+        self.count += 1
+        return super().step(images, labels, float("inf") if self.count == 3 else lr)
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_a_failure_that_is_found_one_step_later_leaves_the_network_of_before(
+    costly_reads: list[int], tmp_path: Path, steps: int
+) -> None:
+    states: list[dict[str, torch.Tensor]] = []
+
+    class Keep(torchckn.Callback):
+        def on_step_end(self, training: Any, record: dict[str, Any]) -> None:
+            states.append({name: value.clone() for name, value in training.net.state_dict().items()})
+
+    options: dict[str, Any] = {"lam": 2**-8, "batch_size": 50, "lr": 2**-6, "final_head": False, "head_update": "reuse"}
+    options |= {"patches": 100, "steps": steps, "run_dir": tmp_path / "run"}
+    net = network()
+    with pytest.raises(
+        NumericalError, match=r"failed: a step made a filter zero .* The network is as it was before step \d"
+    ):
+        torchckn.train(net, digits()[0], callbacks=[Keep()], method_class=RuinsThirdStep, **options)
+    assert any(all(torch.equal(net.state_dict()[name], value) for name, value in state.items()) for state in states[:2])
+    again = network()
+    torchckn.train(again, digits()[0], resume=True, **options)  # from the checkpoint, which has what the network had
+    whole = network()
+    torchckn.train(whole, digits()[0], **options | {"run_dir": None})
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in whole.state_dict().items())
+
+
+class RuinsLastStepOfATrial(METHODS["ulr"]):  # type: ignore[misc]
+    count = 0
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor, lr: float) -> Any:
+        self.count += 1
+        return super().step(images, labels, float("inf") if self.count == 2 else lr)
+
+
+def test_a_learning_rate_that_ruins_the_filters_is_not_taken_and_stops_nothing(costly_reads: list[int]) -> None:
+    net = network()
+    net.filters_fitted.fill_(True)
+    options: dict[str, Any] = {"lam": 2**-8, "steps": 2, "batch_size": 50, "final_head": False, "head_update": "reuse"}
+    rates = Search(first=(2**-6, 2**-7), tries=2)
+    result = torchckn.train(net, digits()[0], lr=rates, method_class=RuinsLastStepOfATrial, **options)
+    assert [record["lr"] for record in result.history[1:]] == [2**-7, 2**-7]

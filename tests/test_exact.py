@@ -25,6 +25,7 @@ from torchckn.graph import (
     Normalize,
     Pad,
     SelectChannels,
+    ShuffleChannels,
     SpaceToDepth,
     Upsample,
     Whiten,
@@ -117,6 +118,11 @@ def finite_feature_networks() -> dict[str, list[Node]]:
         "cropping": [Conv("c", filters=2, **linear), Pad("p", padding=(-1, -2, 0, -1)), AveragePool("s", stride=(2, 2))],
         "norm of the image": [Conv("c", filters=18, kernel_size=(3, 3), **linear), Normalize("n", over="image")],
         "chosen channels": [SelectChannels("s", channels=(1,)), Conv("c", filters=9, kernel_size=(3, 3), **linear)],
+        "shuffled channels": [
+            Conv("c", filters=18, kernel_size=(3, 3), **linear),
+            ShuffleChannels("s", order=(0, 2, 1)),
+            Conv("d", filters=18, **linear),
+        ],
         "vector as an image": [
             Dense("d", filters=72, **linear),
             AsImage("i"),

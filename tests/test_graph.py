@@ -28,6 +28,7 @@ from torchckn.graph import (
     Pad,
     Product,
     SelectChannels,
+    ShuffleChannels,
     SpaceToDepth,
     Standardize,
     Upsample,
@@ -56,6 +57,7 @@ def every_operation() -> Graph:
             AveragePool("average", kernel_size=(2, 2), stride=(2, 2)),
             Normalize("normal"),
             Pad("border", padding=(1, 0, 0, 1)),
+            ShuffleChannels("shuffled", order=(0, 2, 1, 3)),
             Conv("pairs", filters=6, groups=3, kernel_size=(2, 2)),
             MaxPool("largest", kernel_size=(2, 2), stride=(1, 1)),
             Local("local", filters=3, kernel_size=(2, 2), regions=(2, 1)),
@@ -169,6 +171,10 @@ def test_a_new_operation_is_one_class() -> None:
         (
             lambda: Graph((1, 8, 8), [SelectChannels("s", channels=(1,))]),
             r"'s' expected channels from 0 to 0, got \(1,\)",
+        ),
+        (
+            lambda: Graph((3, 8, 8), [ShuffleChannels("s", order=(1, 0, 1))]),
+            r"'s' expected a permutation such as .*, got \(1, 0, 1\)",
         ),
         (
             lambda: Graph((1, 8, 8), [SpaceToDepth("s", block=3)]),

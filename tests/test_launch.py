@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import re
@@ -11,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from benchmarks import processes
 from torch.distributed.run import get_args_parser
 
 from torchckn import ConfigError, cli, launch, runs
@@ -27,7 +28,9 @@ from torchckn.storage import KIND, read_tensors
 from . import forks
 from .faults.harness import environment
 
-OPTIONS = ["--filters", "16", "--batch-size", "50", "--patches", "500", "--lambdas", "0.01,0.001", "--lr", "0.01"]
+OPTIONS = ["--filters", "16", "--batch-size", "50", "--patches", "500", "--lambdas", "0.01,0.001", "--folds", "0"]
+OPTIONS += ["--lr", "0.01"]
+OPTIONS += ["--chunk", "5"]  # ten chunks, in shares that are not too unequal for 2, 3 and 4 processes
 #: seconds that a training may take, on a machine that is busy with other things
 WHILE = 1200
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -55,12 +58,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def difference(one: Path, other: Path) -> float:
-    """The largest one of filters, which have norm 1."""
+    """The largest one of filters, classifier and all other tensors, relative to the tensor's largest number."""
     first, second = weights(one), weights(other)
     assert first.keys() == second.keys()
-    return max(
-        float((first[name] - second[name]).abs().max()) for name in first if name.endswith(".weight") and "layers" in name
-    )
+    pairs = [(first[name].double(), second[name].double()) for name in first if first[name].numel()]
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-300)) for a, b in pairs)
 
 
 def train(run: Path, data: str | Path = "mnist-mini", steps: int = 4, *more: str) -> list[str]:
@@ -146,10 +148,8 @@ def test_a_killed_process_ends_the_others_and_says_which_one_it_was(tmp_path: Pa
     running = command(train(run, few_digits, 100_000, "--processes", "2"))
     wait_for_step(run, 2, running)
     os.kill(workers(running.pid)[1], signal.SIGKILL)
-    clock = time.monotonic()
-    _, err = running.communicate(timeout=120)
+    _, err = running.communicate(timeout=120)  # about five seconds, on a machine that has time
     assert running.returncode == 1
-    assert time.monotonic() - clock < 120  # about five, on a machine that has time
     text = err.replace("\n", " ")
     assert "process 1 of 2 was killed (SIGKILL), and the others were stopped" in text
     assert f"torchckn train --resume {run}" in text
@@ -239,6 +239,24 @@ def test_a_process_lost_under_torchrun_is_named_by_the_others(tmp_path: Path, fe
     assert text.count("error: ") == 1
 
 
+def test_a_store_that_does_not_answer_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over a cut link, which TCP does not notice."""
+
+    class Silent:
+        def set(self, key: str, value: str) -> None: ...
+
+        def check(self, keys: list[str]) -> bool:
+            return threading.Event().wait()
+
+    for name in ("BEAT", "SILENCE", "GRACE"):
+        monkeypatch.setattr(launch, name, 0.05)
+    monkeypatch.setattr(launch.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(launch.dist, "get_world_size", lambda: 2)
+    watch = launch._Watch(Silent(), 1.0, "Continue with `torchckn train --resume RUN`.")
+    with pytest.raises(LostProcessError, match="process 1 of 2 lost the connection to the others.*--resume RUN"):
+        watch.fail(RuntimeError("gloo: timed out"))
+
+
 @pytest.mark.slow
 def test_ten_runs_with_a_killed_process_restart_and_end_with_the_undisturbed_weights(
     tmp_path: Path, few_digits: Path
@@ -261,26 +279,13 @@ def test_ten_runs_with_a_killed_process_restart_and_end_with_the_undisturbed_wei
     print("FAULTS kills of one of three processes: 10 kills, 10 equal results, 0 failed")
 
 
-def seconds_per_step(run: Path) -> float:
-    """The median, after the first ones."""
-    times = [record["seconds"] for record in runs.read_metrics(run)]
-    steps = sorted(later - earlier for earlier, later in itertools.pairwise(times[5:]))
-    return steps[len(steps) // 2]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two processes need two cores")
-def test_two_processes_of_one_thread_are_as_fast_as_one_of_two_threads(tmp_path: Path) -> None:
-    ratios = []
-    for i in range(3):  # the best of three: the machine may be busy with other things
-        for name, threads, more in (("one", "2", ()), ("two", "1", ("--processes", "2"))):
-            arguments = [*train(tmp_path / f"{name}-{i}", "mnist-mini", 40, *more), "--batch-size", "256"]
-            running = command(arguments, OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
-            _, err = running.communicate(timeout=WHILE)
-            assert running.returncode == 0, err
-        ratios.append(seconds_per_step(tmp_path / f"two-{i}") / seconds_per_step(tmp_path / f"one-{i}"))
-    print(f"two processes of one thread against one of two threads: {min(ratios):.2f} times the time per step")
-    assert min(ratios) <= 1.15
+def test_two_processes_of_one_thread_are_as_fast_as_one_of_two_threads() -> None:
+    one, two = processes.measure(filters=32, batch=1024)
+    ratio = min(two) / min(one)  # the best of three each: the machine may be busy with other things
+    print(f"two processes of one thread against one of two threads: {ratio:.2f} times the time per step ({one}, {two})")
+    assert ratio <= 1.15
 
 
 def test_a_restart_does_not_read_what_the_attempt_before_has_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,6 +20,10 @@ from . import oracles
 from .contracts import EXACT, KERNELS, Case, is_rough
 
 every_kernel = pytest.mark.parametrize("case", KERNELS, ids=str)
+
+
+#: examples for each of sixteen kernels
+few_for_each = settings(max_examples=15)
 
 
 @st.composite
@@ -41,6 +45,7 @@ def conv_problems(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @every_kernel
+@few_for_each
 @given(problem=conv_problems())
 def test_the_convolutional_layer_equals_the_loop_oracle(case: Case, problem: dict[str, Any]) -> None:
     g = torch.Generator().manual_seed(problem["seed"])
@@ -63,6 +68,7 @@ def test_the_convolutional_layer_equals_the_loop_oracle(case: Case, problem: dic
 
 
 @every_kernel
+@few_for_each
 @given(seed=st.integers(0, 10_000), regions=st.sampled_from([None, 1, (2, 1), 2]))
 def test_the_local_layer_equals_the_loop_oracle(case: Case, seed: int, regions: Any) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -85,6 +91,7 @@ def test_the_local_layer_equals_the_loop_oracle(case: Case, seed: int, regions: 
 
 
 @every_kernel
+@few_for_each
 @given(seed=st.integers(0, 10_000), features=st.integers(1, 6), filters=st.integers(1, 5))
 def test_the_fully_connected_layer_equals_the_loop_oracle(case: Case, seed: int, features: int, filters: int) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -322,6 +329,20 @@ def test_a_root_cached_in_inference_mode_can_be_used_in_training(generator: torc
     y = layer(x)
     y.sum().backward()
     torch.testing.assert_close(y, before)
+
+
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_root_decomposed_in_inference_mode_is_decomposed_again_for_training(
+    block: int | None, generator: torch.Generator
+) -> None:
+    layer = KernelConv2d(2, 4, 3, root_block=block, generator=generator).train()
+    x = torch.randn(3, 2, 5, 5, generator=generator)
+    with torch.inference_mode():
+        before = layer(x)
+    for _ in range(2):
+        y = layer(x)
+        y.sum().backward()
+        torch.testing.assert_close(y, before)
 
 
 # Ordinary PyTorch.

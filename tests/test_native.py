@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchckn import CKN
 from torchckn.errors import ConfigError, DataError
+from torchckn.graph import Conv, Graph
 from torchckn.kernels import ArcCosine, Kernel, RBFSphere
 from torchckn.nn import KernelConv2d, native
 from torchckn.nn.direct import Geometry, convolution, convolution_gradients, dense, patches_of
@@ -95,6 +101,19 @@ def test_the_compiled_identity_layer_equals_the_plain_one(kernel: Kernel, channe
     assert_same(compiled, layer_and_gradients(torch.float64, kernel, x, None, root, pool=nn.AvgPool2d(2)))
 
 
+@pytest.mark.parametrize("filters", [8, 17])
+def test_gradients_are_the_same_where_the_root_needs_none(filters: int, generator: torch.Generator) -> None:
+    x = torch.randn(3, filters, 6, 7, generator=generator)
+    root = torch.randn(filters, filters, generator=generator)
+    gradients = []
+    for of_root in (True, False):
+        leaf = x.clone().requires_grad_()
+        out = kernel_conv2d(leaf, None, root.clone().requires_grad_(of_root), RBFSphere(0.6))
+        out.square().sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
+
+
 def test_any_memory_layout_gives_the_same_numbers(generator: torch.Generator) -> None:
     layer = KernelConv2d(4, 8, 3, padding=1, generator=generator)
     x = torch.randn(2, 4, 12, 12, generator=generator)
@@ -155,6 +174,44 @@ def test_windows_that_are_larger_than_the_map_are_an_error_and_nothing_worse() -
         KernelConv2d(1, 8, 3, pool=nn.AvgPool2d(4))(torch.ones(1, 1, 5, 5))
 
 
+@pytest.mark.parametrize(
+    ("images", "filters", "root", "message"),
+    [
+        (
+            (2, 1, 8, 8),
+            torch.ones(8, 1, 3, 3, dtype=torch.float64),
+            torch.eye(8),
+            r"of torch.float32 .*, got .* of torch.float64",
+        ),
+        ((2, 1, 8, 8), torch.ones(8, 4, 3, 3), torch.eye(8), r"expected filters \(f, 1, kh, kw\) .*, got \(8, 4, 3, 3\)"),
+        ((2, 1, 8, 8), torch.ones(8, 1, 3, 3), torch.eye(4), r"expected a root \(8, 8\) of torch.float32, got \(4, 4\)"),
+        ((2, 8, 8, 8), None, torch.eye(16), r"expected a root \(8, 8\) of torch.float32, got \(16, 16\)"),
+    ],
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_filters_and_roots_that_do_not_fit_are_an_error(
+    images: tuple[int, ...], filters: Tensor | None, root: Tensor, message: str, gradients: bool
+) -> None:
+    with torch.set_grad_enabled(gradients), pytest.raises(DataError, match=message):
+        kernel_conv2d(torch.ones(images), filters, root, RBFSphere(0.6))
+
+
+def test_an_identity_with_a_stride_or_padding_is_an_error() -> None:
+    for geometry in ({"stride": (2, 2)}, {"padding": (1, 1)}):
+        with pytest.raises(DataError, match="the identity expected no stride and no padding"):
+            kernel_conv2d(torch.ones(2, 8, 6, 6), None, torch.eye(8), RBFSphere(0.6), **geometry)
+
+
+def test_a_root_in_double_precision_is_applied_in_double_precision(generator: torch.Generator) -> None:
+    x, filters = torch.randn(2, 1, 8, 8, generator=generator), torch.randn(8, 1, 3, 3, generator=generator)
+    filters = filters / filters.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
+    root = torch.randn(8, 8, generator=generator, dtype=torch.float64)
+    found = kernel_conv2d(x, filters, root, RBFSphere(0.6))
+    assert found.dtype == torch.float64
+    with native.use("off"):
+        torch.testing.assert_close(found, kernel_conv2d(x, filters, root, RBFSphere(0.6)), rtol=1e-4, atol=1e-5)
+
+
 # Without a compiler
 
 
@@ -213,6 +270,44 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(usual, folder)
     assert Path(native._loaded()._name) == folder / usual.name
     return folder / usual.name
+
+
+@pytest.mark.slow  # it compiles
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only x86 processors have AVX-512")
+@pytest.mark.parametrize("filters", [3, 8, 16, 24, 32, 40])
+def test_code_for_processors_without_avx_512_gives_the_same_numbers(
+    filters: int, narrow: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    monkeypatch.setattr(native, "_library", lambda: narrow)
+    for channels, size, kernel in ((1, 5, COMPILED[0]), (8, 3, COMPILED[2]), (3, 1, COMPILED[3])):
+        x = torch.randn(3, channels, 9, 8, generator=generator, dtype=torch.float64)
+        weight = torch.randn(filters, channels, size, size, generator=generator, dtype=torch.float64)
+        weight = weight / weight.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
+        root = torch.randn(filters, filters, generator=generator, dtype=torch.float64)
+        arguments: Any = (kernel, x, weight, root)
+        geometry: Any = {"padding": (size // 2, size // 2), "pool": nn.AvgPool2d(2)}
+        found = layer_and_gradients(torch.float32, *arguments, **geometry)
+        assert_same(found, layer_and_gradients(torch.float64, *arguments, **geometry), 1e-3)
+    nodes = [Conv("a", filters=filters, kernel_size=(3, 3)), Conv("b", filters=filters)]
+    net, x = CKN(Graph((2, 9, 9), nodes), generator=generator).eval(), torch.randn(2, 2, 9, 9, generator=generator)
+    with torch.no_grad():
+        assert_same([net.features(x).double()], [net.double().features(x.double())], 1e-4)
+
+
+@pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The library without AVX-512."""
+    folder = tmp_path_factory.mktemp("narrow")
+    compiler = folder / "compiler"
+    compiler.write_text(f'#!/bin/sh\nexec {native._compiler()} "$@" -mno-avx512f\n')
+    compiler.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", str(compiler))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        library = native._library.__wrapped__()
+    assert library is not None
+    assert Path(library._name).is_relative_to(folder)
+    return library
 
 
 @pytest.fixture
@@ -312,6 +407,24 @@ def test_a_wrong_call_of_the_library_is_noticed() -> None:
         native.call("layer_forward", 99, None, (ctypes.c_long * 7)(0, 1, 1, 1, 1, 1, 1), None, None, None, None)
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_memory_that_no_thread_gets_is_an_error(threads: int) -> None:
+    x = torch.ones(8, 1, 1, 1)
+    padding = 2**60  # the row of a padded image has more bytes than there are addresses
+    numbers = (ctypes.c_long * 14)(8, 1, 1, 1, 1, 1, 3, 3, 1, 1, 0, padding, 1, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for name, buffers in (
+            ("patch_squares", [x, x.clone(), x.clone()]),
+            ("patch_squares_backward", [x.clone() for _ in range(4)]),
+        ):
+            with pytest.raises(MemoryError, match=f"no memory for the buffers of {name}"):
+                native.call(name, numbers, *(buffer.data_ptr() for buffer in buffers))
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (1, 1, 1), (2, 1, 1), (2, 0, 2), (1, 3, 1)])
 @pytest.mark.parametrize(("channels", "filters", "size"), [(1, 8, 5), (1, 24, 3), (8, 8, 3), (3, 16, 1), (5, 6, 3)])
 def test_convolutions_of_few_channels_equal_those_of_torch(
@@ -324,10 +437,60 @@ def test_convolutions_of_few_channels_equal_those_of_torch(
     grad = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     expected = torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, False, (0, 0), 1, (True, True, False))
     images, filters32, of_out = dense(x.float()), weight.float(), dense(grad.float())
-    patches = patches_of(images, (size, size), geometry)
+    patches = patches_of(images.shape, (size, size), geometry)
     of_x, of_weight = convolution_gradients(of_out, images, filters32, patches, (True, True))
     assert of_x is not None
     assert of_weight is not None
     for ours, theirs in zip((convolution(images, filters32, patches), of_x, of_weight), (out, *expected), strict=False):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
     assert convolution_gradients(of_out, images, filters32, patches, (False, False)) == (None, None)
+
+
+# What records operations does not see compiled code
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations within this context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kernel", [RBFSphere(0.6), ArcCosine(1)], ids=str)
+@pytest.mark.parametrize("images", [2, 6], ids=["in a chain", "layer by layer"])
+def test_a_traced_network_gives_the_numbers_of_the_network(kernel: Kernel, images: int, generator: torch.Generator) -> None:
+    nodes = [Conv("a", filters=8, kernel_size=(3, 3), kernel=kernel), Conv("b", filters=8, kernel=kernel)]
+    net = CKN(Graph((2, 7, 7), nodes), generator=generator).eval()
+    x, other = torch.randn(2, images, 2, 7, 7, generator=generator)
+    with torch.no_grad():
+        traced = torch.jit.trace(net, x, check_trace=False)
+        torch.testing.assert_close(traced(other), net(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [RBFSphere(0.6), ArcCosine(1)], ids=str)
+def test_the_graph_of_a_layer_gives_the_numbers_of_the_layer(kernel: Kernel, generator: torch.Generator) -> None:
+    layer = KernelConv2d(2, 8, 3, kernel=kernel, pool=nn.AvgPool2d(2), generator=generator).eval()
+    x, other = torch.randn(2, 3, 2, 7, 7, generator=generator)
+    with torch.no_grad():
+        expected = layer(other)
+        torch.testing.assert_close(make_fx(lambda z: layer(z))(x)(other), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_dispatch_mode_sees_all_operations_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x, calls = KernelConv2d(2, 8, 3).eval(), torch.randn(2, 2, 7, 7), []
+    plain = native.call
+    monkeypatch.setattr(native, "call", lambda name, *arguments: (calls.append(name), plain(name, *arguments))[1])
+    expected = layer(x)
+    assert "layer_forward" in calls
+    calls.clear()
+    with Operations() as operations:
+        out = layer(x)
+    assert not calls
+    assert {"convolution", "exp"} <= set(operations.names)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)

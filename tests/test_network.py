@@ -10,6 +10,7 @@ from torchckn.errors import ConfigError, DataError
 from torchckn.graph import AveragePool, Conv, Graph
 from torchckn.kernels import RBFSphere
 from torchckn.network import FeatureScaling
+from torchckn.nn.functional import check_layers
 
 from .test_graph import every_operation
 
@@ -153,6 +154,20 @@ def test_torch_compile_and_export_take_a_network(trainable: bool, generator: tor
 def test_bad_images_are_refused_with_a_reason(small_graph: Graph, images: torch.Tensor, message: str) -> None:
     with pytest.raises(DataError, match=message):
         torchckn.CKN(small_graph)(images)
+
+
+@pytest.mark.parametrize("name", ["conv", "dense"])
+@pytest.mark.parametrize("images", [2, 6], ids=["few", "more"])
+def test_a_layer_whose_output_is_not_finite_is_named_on_request(
+    name: str, images: int, small_graph: Graph, generator: torch.Generator
+) -> None:
+    ckn = torchckn.CKN(small_graph, generator=generator).eval()
+    x = torch.rand(images, *small_graph.input_shape, generator=generator)
+    ckn.kernel_layers()[name]._cached_root().root[0, 0] = torch.nan
+    with torch.no_grad():
+        assert not torch.isfinite(ckn.features(x)).all()
+        with check_layers(), pytest.raises(DataError, match=f"what follows layer '{name}' expected finite input, got NaN"):
+            ckn.features(x)
 
 
 def test_an_unknown_centring_is_refused_with_the_nearest_known_one() -> None:

@@ -20,7 +20,8 @@ import torchckn
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "torchckn"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = CONFIG["project"]
 
 
 @pytest.fixture
@@ -109,3 +110,9 @@ def test_every_dependency_is_pinned_for_the_tests() -> None:
     for requirement in (*PROJECT["dependencies"], *(line for lines in extras.values() for line in lines)):
         assert distribution(requirement) in pins | {"torchckn"}, requirement
         assert ">=" in requirement or requirement.startswith("torchckn["), f"{requirement} has no lower bound"
+
+
+def test_the_sdist_has_files_and_folders_of_the_project_s_own_only() -> None:
+    for pattern in CONFIG["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]:
+        assert pattern.startswith("/"), f"{pattern} would match at any depth, in a virtual environment for example"
+        assert (ROOT / pattern[1:]).exists(), pattern

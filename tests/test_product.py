@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import scipy.linalg
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import torchckn
 from torchckn import fit, translate
 from torchckn.errors import ConfigError, DataError
-from torchckn.graph import Broadcast, Conv, Dense, Graph, Product
-from torchckn.kernels import ArcCosine, Polynomial, RBFSphere
+from torchckn.graph import Broadcast, Conv, Dense, Graph, Normalize, Product
+from torchckn.kernels import ArcCosine, Dual, Kernel, Polynomial, RBFSphere
 from torchckn.nn import KernelProduct, sphere_groups
 
 
@@ -88,6 +91,31 @@ def test_a_product_of_one_input_with_itself_is_the_polynomial_kernel_of_degree_2
     torch.testing.assert_close(torchckn.exact_kernel(product, images), torchckn.exact_kernel(polynomial, images))
 
 
+KERNELS = [RBFSphere(0.6), ArcCosine(0), ArcCosine(1), Polynomial(2), Dual("tanh"), Dual("gelu")]
+
+
+@given(seed=st.integers(0, 1000), kernels=st.tuples(st.sampled_from(KERNELS), st.sampled_from(KERNELS)), gate=st.booleans())
+def test_the_gram_of_a_product_is_positive_semidefinite_and_of_cosines_if_its_factors_are(
+    seed: int, kernels: tuple[Kernel, Kernel], gate: bool
+) -> None:
+    size = (2, 1, 1) if gate else (2, 1, 3)
+    x = torch.randn(7, *size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x[1] = 2 * x[0]  # patches of one direction
+    branches = [
+        node
+        for name, kernel in zip(("first", "second"), kernels, strict=True)
+        for node in (
+            Conv(name, filters=3, kernel_size=(1, size[2]), kernel=kernel, inputs=("input",)),
+            Normalize(f"{name} normal", inputs=(name,)),
+        )
+    ]
+    product = Product("product", filters=3, inputs=("first normal", "second normal"))
+    gram = torchckn.exact_kernel(Graph(size, [*branches, product]), x)
+    torch.testing.assert_close(gram.diagonal(), torch.ones(7, dtype=torch.float64))
+    assert gram.abs().max() <= 1 + 1e-9
+    assert torch.linalg.eigvalsh(gram).min() > -1e-9
+
+
 class Block(nn.Module):
     def __init__(self, function: Any, squeezed: int = 4) -> None:
         super().__init__()
@@ -104,23 +132,35 @@ def excite(s: Block, x: Tensor) -> Tensor:
     return x * gate.view(x.size(0), -1, 1, 1).expand_as(x)
 
 
-@pytest.mark.parametrize(
-    ("function", "correspondence", "reason"),
-    [
-        (excite, "inexact", "the gate is computed from what it multiplies"),
-        (lambda s, x: x * torch.sigmoid(s.b(F.relu(s.a(x.mean((2, 3), keepdim=True))))), "inexact", "computed from what"),
-        (lambda s, x: x * torch.sigmoid(s.one(x)), "inexact", "the gate is one unit"),
-        (lambda s, x: F.relu(s.a(x)) * s.b(x), "exact", "the kernels of independent branches multiply"),
-        (lambda s, x: s.a(x) * s.b(x), "exact", "polynomial kernel of degree 2"),
-        (lambda s, x: x * torch.sigmoid(x), "inexact", "the gate is computed from what it multiplies"),
-        (lambda s, x: torch.tanh(x) * torch.sigmoid(x), "inexact", "both branches have the same units"),
-    ],
-    ids=["SE", "SE with convolutions", "spatial gate", "star", "bilinear", "swish", "gated"],
-)
-def test_gates_are_translated_run_trained_saved_and_exported(
-    function: Any, correspondence: str, reason: str, tmp_path: Any, generator: torch.Generator
+GATES: dict[str, tuple[Any, str, str]] = {
+    "SE": (excite, "inexact", "the gate is computed from what it multiplies"),
+    "SE with convolutions": (
+        lambda s, x: x * torch.sigmoid(s.b(F.relu(s.a(x.mean((2, 3), keepdim=True))))),
+        "inexact",
+        "computed from what",
+    ),
+    "spatial gate": (lambda s, x: x * torch.sigmoid(s.one(x)), "inexact", "the gate is one unit"),
+    "star": (lambda s, x: F.relu(s.a(x)) * s.b(x), "exact", "the kernels of independent branches multiply"),
+    "bilinear": (lambda s, x: s.a(x) * s.b(x), "exact", "polynomial kernel of degree 2"),
+    "gated": (
+        lambda s, x: F.avg_pool2d(x, 3, 1, 1) * torch.sigmoid(F.avg_pool2d(x, 5, 1, 2)),
+        "inexact",
+        "both branches have the same units",
+    ),
+}
+
+
+def gated(name: str) -> nn.Module:
+    block = Block(GATES[name][0])
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), block, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates_are_translated_run_trained_saved_and_made_plain(
+    name: str, tmp_path: Path, generator: torch.Generator
 ) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Block(function), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+    _, correspondence, reason = GATES[name]
+    net = gated(name)
     ckn = translate(net, (3, 6, 6), generator=generator)
     (row,) = [row for row in ckn.report.rows if row.operation == "operator.mul"]
     assert row.correspondence == correspondence
@@ -132,8 +172,14 @@ def test_gates_are_translated_run_trained_saved_and_exported(
     torchckn.save(ckn, tmp_path / "net.ckn")
     assert torch.equal(torchckn.load(tmp_path / "net.ckn").eval()(images), ckn.eval()(images))
     assert torchckn.exact_kernel(ckn, images[:2]).shape == (2, 2)
-    torchckn.export.to_torch(ckn, tmp_path / "net.pt2")
+    with torch.no_grad():
+        torch.testing.assert_close(torchckn.export.plain(ckn)(images), ckn(images).softmax(1), rtol=1e-4, atol=1e-5)
     assert translate(net, (3, 6, 6), weights="random-features")(images).shape == (30, 4)
+
+
+@pytest.mark.parametrize("name", ["SE", *(pytest.param(name, marks=pytest.mark.slow) for name in GATES if name != "SE")])
+def test_gates_are_exported(name: str, tmp_path: Path, generator: torch.Generator) -> None:
+    torchckn.export.to_torch(translate(gated(name), (3, 6, 6), generator=generator), tmp_path / "net.pt2")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def _forgetting() -> Iterator[None]:
         known.update(before)
 
 
-@pytest.mark.usefixtures("_forgetting")
+@pytest.mark.usefixtures("_forgetting", "_few_penalties")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != README], ids=lambda page: page.name)
 def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,6 +61,7 @@ def readme_example() -> tuple[str, str]:
     return example, README.read_text().partition(f"```python\n{example}```\n\n```text\n")[2].partition("```")[0]
 
 
+@pytest.mark.usefixtures("_few_penalties")
 def test_the_example_in_the_readme_is_short_and_runs(capsys: pytest.CaptureFixture[str], few_digits: Path) -> None:
     """On a tenth of its images, with a tenth of its filters and steps."""
     example, shown = readme_example()

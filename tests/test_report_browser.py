@@ -20,9 +20,9 @@ from torchckn.files import read_tensors, write_tensors
 from torchckn.runs import read_config
 
 from .browser import HOSTILE, browser, canary, console, foreign_elements, open_page, without_policies
-from .test_report import STEPS, digits, runs
+from .reports import STEPS, digits
 
-__all__ = ["browser", "runs"]  # fixtures, which pytest finds by their names here
+__all__ = ["browser"]  # a fixture, which pytest finds by its name here
 
 
 @pytest.fixture(scope="module")

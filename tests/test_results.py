@@ -18,7 +18,7 @@ from torchckn.experiments import claims, figures, notes, page
 from torchckn.experiments.judging import Case, JudgedClaim, estimate, geometric_estimate
 from torchckn.experiments.results import Result, Results, is_finished, read_results
 from torchckn.experiments.spec import experiments
-from torchckn.experiments.when import few_labels_tables, when_text
+from torchckn.experiments.when import equal_time_table, few_labels_tables, when_text
 from torchckn.plots import crop_out_start, new_figure
 
 ROOT = Path(__file__).parent.parent
@@ -280,6 +280,23 @@ def test_the_best_learner_of_each_number_of_labels_is_in_bold() -> None:
         "| --- | --- | --- | --- |",
         "| CKN, unsupervised filters | 60.0 (50.0 to 70.0) | **90.0 (90.0 to 90.0)** | 2 |",
         "| RBF SVM on pixels | **65.0** | - | 1 |",
+    ]
+
+
+def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_took() -> None:
+    def of(kind: str, method: str, optimizer: str, accuracy: float, seconds: float) -> Result:
+        run = result("equal-time", 0, [{"seconds": seconds}], kind=kind, method=method, optimizer=optimizer, filters=8)
+        return replace(run, measured={"test_accuracy": accuracy, "start_seconds": 60.0})
+
+    runs = [
+        of("ckn", "ulr", "sgd", 0.6, 180),
+        of("convnet", "sgd", "sgd", 0.5, 183),
+        of("convnet", "sgd", "adamw", 0.55, 177),
+    ]
+    assert equal_time_table(runs).splitlines() == [
+        "| filters | CKN, ULR | ConvNet, SGD | ConvNet, AdamW | total time (minutes) | seeds |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 8 | **60.0** | 50.0 | 55.0 | 4.0 to 4.0 | 1 |",
     ]
 
 

@@ -18,6 +18,8 @@ from torchckn.sklearn import CKNClassifier, CKNTransformer
 
 from .training import mnist_mini
 
+pytestmark = pytest.mark.usefixtures("_few_penalties")
+
 SMALL: dict[str, Any] = {"filters": 6, "patches": 300, "random_state": 0}
 
 

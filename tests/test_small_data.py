@@ -312,26 +312,26 @@ def test_image_files_are_resized_to_one_size(folder: Path) -> None:
 def test_filters_are_fitted_to_images_without_labels(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = data.load_unlabelled(folder / "others", (1, 14, 14), resize=True)
+    others = data.load_unlabeled(folder / "others", (1, 14, 14), resize=True)
     assert others.shape == (10, 1, 14, 14)
-    with pytest.raises(DataError, match="is no folder; expected a folder of image files without labels"):
-        data.load_unlabelled(folder / "nowhere", (1, 14, 14))
+    with pytest.raises(DataError, match="is not a folder; expected a folder of image files without labels"):
+        data.load_unlabeled(folder / "nowhere", (1, 14, 14))
     command = ["train", "lenet1", "--filters", "4", "--data", str(folder / "labelled"), "--image-size", "28"]
-    arguments = [*command, "--unlabelled", str(folder / "others"), "--steps", "0", "--run", str(folder / "run"), "--json"]
+    arguments = [*command, "--unlabeled", str(folder / "others"), "--steps", "0", "--run", str(folder / "run"), "--json"]
     monkeypatch.setattr(sys, "argv", ["torchckn", *arguments])
     with suppress(SystemExit):
         cli.main()
     assert json.loads(capsys.readouterr().out)["start"]["folds"] == 5
     with pytest.raises(DataError, match="has 28x28 pixels, the network expects 14x14"):
-        data.load_unlabelled(folder / "others", (1, 14, 14))
+        data.load_unlabeled(folder / "others", (1, 14, 14))
 
 
-def test_the_filters_of_a_training_depend_on_the_unlabelled_images_alone() -> None:
+def test_the_filters_of_a_training_depend_on_the_unlabeled_images_alone() -> None:
     (images, labels), valid = small_digits(100)
     options = {"steps": 0, "lam": 2.0**-6, "patches": 100}
     nets = [network() for _ in range(3)]
-    torchckn.train(nets[0], (images[:50], labels[:50]), valid, unlabelled=images[50:], **options)
-    torchckn.train(nets[1], (images[10:60], labels[10:60]), valid, unlabelled=images[50:], **options)
+    torchckn.train(nets[0], (images[:50], labels[:50]), valid, unlabeled=images[50:], **options)
+    torchckn.train(nets[1], (images[10:60], labels[10:60]), valid, unlabeled=images[50:], **options)
     torchckn.train(nets[2], (images[:50], labels[:50]), valid, **options)
     weights = [net.layers["conv"].weight for net in nets]
     assert torch.equal(weights[0], weights[1])
@@ -405,5 +405,5 @@ def test_an_estimator_takes_any_convnet(net: str, digits: data.DataSet) -> None:
     model = clone(model).fit(images.numpy(), labels.numpy())
     assert model.score(images.numpy(), labels.numpy()) > 0.8
     assert model.ckn_.head.out_features == 10
-    with pytest.raises(ConfigError, match="unknown network 'lenet'.*Or pass a ConvNet of your own"):
+    with pytest.raises(ConfigError, match="unknown network 'lenet'.*Or pass your own ConvNet"):
         CKNClassifier(net="lenet").fit(images.numpy(), labels.numpy())

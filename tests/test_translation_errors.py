@@ -93,7 +93,7 @@ def chain(*modules: nn.Module) -> nn.Module:
         (TwoOutputs, "gives one tensor of scores, got tuple"),
         (lambda: chain(nn.ConvTranspose2d(1, 4, 3)), "'0' .ConvTranspose2d.*upsampling"),
         (lambda: chain(nn.Conv2d(1, 4, 3), nn.Linear(10, 3)), "a linear layer on inputs of shape .4, 10, 10."),
-        (lambda: chain(nn.Conv2d(1, 4, 3), nn.ReLU()), "how many classes there are cannot be seen; pass classes="),
+        (lambda: chain(nn.Conv2d(1, 4, 3), nn.ReLU()), "the number of classes is unknown; pass classes="),
         (lambda: chain(nn.Flatten(), nn.Linear(144, 3)), "no layer before its classifier"),
         (lambda: chain(nn.Conv2d(1, 4, 3), nn.PixelShuffle(2), nn.Flatten(), nn.Linear(400, 2)), "'1' .PixelShuffle"),
         (
@@ -106,12 +106,12 @@ def chain(*modules: nn.Module) -> nn.Module:
         ),
         (lambda: chain(nn.Conv2d(1, 4, 3), nn.Softmax(1), nn.Flatten(), nn.Linear(400, 2)), "softmax within the network"),
         (
-            lambda: chain(nn.Conv2d(1, 4, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(16, 2)),
-            "more than one position",
+            lambda: chain(nn.Conv2d(1, 4, 3), nn.AdaptiveMaxPool2d(3), nn.Flatten(), nn.Linear(36, 2)),
+            "adaptive max pooling of 10x10 to 3x3 positions has windows of several sizes",
         ),
         (
             lambda: chain(nn.ConstantPad2d(1, 3.0), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(576, 2)),
-            "'0' .ConstantPad2d.*there is no rule for it",
+            "'0' .ConstantPad2d.*is not a border of zeros or of pixels of the image",
         ),
     ],
 )
@@ -127,12 +127,18 @@ def test_what_has_no_counterpart_is_refused_by_name_with_a_reason(build: Any, me
         (lambda s, x: s.a(x.transpose(2, 3)), "'transpose' .*mixes channels and positions"),
         (lambda s, x: 1 / F.relu(s.a(x)), "divides by a feature map"),
         (lambda s, x: F.conv2d(x, s.a(x)[:1, :1, :3, :3]), "'getitem' .*|weights depend on the image"),
-        (lambda s, x: torch.cat([s.a(x), s.p.expand(x.shape[0], -1, -1, -1)], 1), "puts constants beside the feature maps"),
+        (
+            lambda s, x: torch.cat([s.a(x), s.p.expand(x.shape[0], -1, -1, -1)], 1),
+            "concatenates constants with feature maps",
+        ),
         (lambda s, x: s.a(x) - s.a(x).mean((2, 3), keepdim=True), "adds feature maps of different sizes"),
-        (lambda s, x: s.a(x).clamp(s.a(x).min(), 1), "its options are computed"),
+        (lambda s, x: s.a(x).clamp(s.a(x).min(), 1), "its arguments are computed from the image"),
         (lambda s, x: s.a(x) ** 0.5, "a power of 0.5 is not an activation"),
         (lambda s, x: s.a(x) ** s.a(x), "a power of .* is not an activation"),
         (lambda s, x: s.a(x) * 0, "multiplies by zero"),
+        (lambda s, x: torch.max(s.a(x), -s.a(x)), "'max_1' .*the larger or smaller of two feature maps"),
+        (lambda s, x: torch.minimum(s.a(x), x), "'minimum' .*the larger or smaller of two feature maps"),
+        (lambda s, x: s.a(x).mean(1).mean(1, keepdim=True)[:, :, None], "mixes|mean is not over height or width"),
     ],
 )
 def test_what_would_be_translated_wrongly_is_refused(forward: Any, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,16 +16,8 @@ from torchckn.errors import ConfigError, TranslationError
 from torchckn.graph import Conv, KernelNode
 from torchckn.kernels import ArcCosine, Dual, Linear, RBFSphere
 
-from .networks import PreActivation, Written, conv, end, rows_of, run
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
+from .networks import Lambda, PreActivation, Written, conv, end, rows_of, run
+from .test_translation_exported import of_export
 
 
 def test_a_residual_sum_is_a_direct_sum() -> None:
@@ -88,7 +81,7 @@ def test_the_report_says_for_which_scale_a_kernel_is_the_activation_s_own() -> N
     net[1] = nn.LeakyReLU(0.1)  # homogeneous: exact at every scale
     assert translate(net, (1, 12, 12), strict=True).report.rows[1].parts == ()
     (row,) = [row for row in translate(net, (1, 12, 12), kernel=RBFSphere(0.6)).report.rows if row.operation == "LeakyReLU"]
-    assert "RBFSphere(0.6) was chosen where Dual(LeakyReLU(negative_slope=0.1), 1, 1) would match" in row.why
+    assert "RBFSphere(0.6) replaces Dual(LeakyReLU(negative_slope=0.1), 1, 1), which would match" in row.why
     with pytest.raises(
         ConfigError, match="scale expected a positive number, the standard deviation of pre-activations, got 0"
     ):
@@ -171,10 +164,52 @@ def test_constant_factors_count_where_branches_meet(forward: Any, weights: tuple
     run(ckn, 1, 8, 8)
 
 
+def test_normalization_undoes_constant_factors() -> None:
+    branches = {"a": conv(), "b": conv(), "norm": nn.BatchNorm2d(4)}
+    ckn = translate(Written(lambda s, x: end(s.norm(s.a(5 * x)) + torch.tanh(s.norm(s.b(x) / 1e3))), **branches), (1, 8, 8))
+    assert "for pre-activations of scale 1," in rows_of(ckn)["tanh"].why
+    (node,) = [n for n in ckn.graph.nodes if type(n).__name__ == "DirectSum"]
+    assert node.weights is None  # type: ignore[attr-defined]
+
+
 def test_trainable_factors_are_reported_as_lost() -> None:
     net = Written(lambda s, x: end(s.gamma * F.relu(s.a(x))), a=conv(), gamma=nn.Parameter(torch.ones(4, 1, 1)))
     row = rows_of(translate(net, (1, 8, 8)))["mul"]
     assert (row.correspondence, row.faithful) == ("dropped", False)
+
+
+@pytest.mark.parametrize(
+    ("forward", "correspondence", "reason"),
+    [
+        (lambda s, x, y: torch.addcmul(x, s.gamma, y), "inexact", "a trainable factor of a branch has no counterpart"),
+        (lambda s, x, y: torch.addcmul(s.gamma, s.gamma, x) + y, "dropped", "trainable factors have no counterpart"),
+        (lambda s, x, y: x.addcmul(s.gamma, s.gamma) + y, "dropped", "kernel layers have no biases"),
+    ],
+)
+def test_a_sum_and_a_product_in_one_operation(forward: Any, correspondence: str, reason: str) -> None:
+    net = Written(lambda s, x: end(forward(s, F.relu(s.a(x)), F.relu(s.b(x)))), a=conv(), b=conv())
+    net.gamma = nn.Parameter(torch.ones(4, 1, 1))
+    ckn = translate(net, (1, 8, 8))
+    run(ckn, 1, 8, 8)
+    row = rows_of(ckn)["addcmul"]
+    assert (row.correspondence, row.faithful) == (correspondence, False)
+    assert reason in row.why
+    assert ckn.graph.features == 8
+
+
+def test_a_border_that_no_maximum_picks_is_that_of_max_pooling() -> None:
+    def net(pool: Any) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GELU(), *pool, nn.Flatten(), nn.Linear(36, 3))
+
+    padded = [nn.ConstantPad2d((1, 1, 1, 1), -math.inf), nn.MaxPool2d(3, 2)]
+    first, second = (
+        translate(net(pool), (1, 7, 7), generator=torch.Generator().manual_seed(0))
+        for pool in ([nn.MaxPool2d(3, 2, padding=1)], padded)
+    )
+    x = torch.randn(2, 1, 7, 7)
+    assert torch.equal(first.features(x), second.features(x))
+    with pytest.raises(TranslationError, match="not a border of zeros"):
+        translate(net([nn.ConstantPad2d(1, 0.5), nn.MaxPool2d(3, 2)]), (1, 7, 7))
 
 
 def test_a_layer_used_twice_is_two_layers_and_the_report_says_so() -> None:
@@ -185,6 +220,41 @@ def test_a_layer_used_twice_is_two_layers_and_the_report_says_so() -> None:
     assert [row.correspondence for row in rows] == ["exact", "inexact"]
     assert "uses these weights twice" in rows[1].why
     assert ckn.report.to_svg().count("a · Conv2d") >= 2
+
+
+def tied() -> nn.Module:
+    net = Written(lambda s, x: end(F.relu(s.b(F.relu(s.a(x))))), a=conv(1, 1), b=conv(1, 1))
+    net.b.weight = net.a.weight
+    return net
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        tied,
+        lambda: Written(
+            lambda s, x: end(F.relu(F.conv2d(F.relu(F.conv2d(x, s.w)), s.w))), w=nn.Parameter(torch.rand(1, 1, 1, 1))
+        ),
+        lambda: Written(lambda s, x: end(F.relu(F.conv2d(F.relu(s.a(x)), s.a.weight * 2, padding=1))), a=conv(1, 1)),
+        lambda: Written(
+            lambda s, x: F.linear(F.linear(F.relu(s.a(end(x))), s.a.weight).relu(), s.a.weight), a=nn.Linear(1, 1)
+        ),
+    ],
+    ids=["tied modules", "functions", "a module and a function", "linear"],
+)
+@pytest.mark.parametrize("tracer", ["symbolic", "export"])
+def test_weights_used_twice_are_found_however_they_are_used(
+    build: Any, tracer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: Any = {"centering": "none", "classes": 2}
+    if tracer == "symbolic":
+        ckn = translate(build(), (1, 8, 8), **arguments)
+    else:
+        ckn = of_export(monkeypatch, build(), 1, 8, 8, **arguments)
+    assert ckn.report is not None
+    rows = [row for row in ckn.report.rows if "projection onto" in row.why]
+    assert "uses these weights twice" not in rows[0].why
+    assert "uses these weights twice" in rows[1].why
 
 
 def test_a_sum_of_a_layer_with_itself_and_of_nothing() -> None:

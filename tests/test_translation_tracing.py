@@ -123,7 +123,7 @@ def test_control_flow_on_sizes_and_parameters_is_followed() -> None:
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (lambda s, x: end(s.a(x) * s.a(x).max().item()), "'item' .*turns a feature map into numbers"),
+        (lambda s, x: end(s.a(x) * s.a(x).max().item()), "'item' .*converts a feature map to Python numbers"),
         (lambda s, x: end(s.a(x) * float(x.mean())), r"test_translation_tracing.py:\d+, .*depends on pixel values"),
         (lambda s, x: end(x if (x > 0).all() else s.a(x)), r"test_translation_tracing.py:\d+, .*depends on pixel values"),
         (lambda s, x: end(s.a(x)[: int(x.sum())]), r"test_translation_tracing.py:\d+, .*depends on pixel values"),

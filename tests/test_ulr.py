@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 import torchckn
 from torchckn import ConfigError, DataError, NumericalError, zoo
+from torchckn.choices import Centering
 from torchckn.fit import chunks, ulr
 from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.methods import ULR, MethodOptions
 from torchckn.fit.ulr import reduced_objective
-from torchckn.kernels import RBFSphere
-from torchckn.network import Centering, FeatureScaling
+from torchckn.graph import Conv, Graph, Local, Node
+from torchckn.kernels import ArcCosine, RBFSphere
+from torchckn.network import FeatureScaling
 from torchckn.nn.base import shared_projections
 
 CLASSES = 3
@@ -66,8 +68,8 @@ def test_the_hessian_its_products_and_its_diagonal_are_those_of_autograd() -> No
     expected = torch.autograd.functional.hessian(
         lambda flat: objective(x, y, flat.view(CLASSES, -1), 0.1, "multinomial"), joined(head).flatten()
     )
-    torch.testing.assert_close(batch.hessian(), expected)
-    torch.testing.assert_close(batch.diagonal().flatten(), expected.diagonal())
+    torch.testing.assert_close(batch.gradient_and_hessian()[1], expected)
+    torch.testing.assert_close(batch.gradient_and_diagonal()[1].flatten(), expected.diagonal())
     v = torch.randn(CLASSES, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(batch.product(v).flatten(), expected @ v.flatten())
 
@@ -76,11 +78,11 @@ def test_eta_minimises_the_quadratic_model() -> None:
     x, y, head = problem()
     value, eta = reduced_objective(x, y, head, 2**-4, 2**-3, hessian="full")
     batch = ulr.Batch(x, y, head, 2**-4, ulr.of_this_process)
-    gradient, hessian = batch.gradient().flatten(), batch.hessian()
+    gradient, hessian = batch.gradient_and_hessian()
 
     def model(flat: Tensor) -> Tensor:
         curved = flat @ hessian @ flat / 2 + 2**-3 / 2 * flat @ flat
-        return objective(x, y, joined(head), 2**-4, "multinomial") + gradient @ flat + curved
+        return objective(x, y, joined(head), 2**-4, "multinomial") + gradient.flatten() @ flat + curved
 
     torch.testing.assert_close(value, model(eta.flatten()))
     found = scipy.optimize.minimize(lambda flat: float(model(torch.from_numpy(flat))), eta.flatten().numpy() * 0)
@@ -290,7 +292,52 @@ def test_a_step_with_the_exact_classifier_decomposes_once(monkeypatch: pytest.Mo
     method.step(images, labels, 2**-6)
     shapes = decompositions(monkeypatch)
     method.step(images, labels, 2**-6)
-    assert sum(shape[:-2].numel() for shape in shapes) == len(ckn.kernel_layers())
+    trained = [layer for layer in ckn.kernel_layers().values() if layer.weight.requires_grad]
+    assert sum(shape[:-2].numel() for shape in shapes) == len(trained)
+
+
+@pytest.mark.parametrize(
+    ("layer", "matrices"),
+    [
+        (Conv("a", filters=16, kernel_size=(3, 3), root_block=8), 2),
+        (Conv("a", filters=15, kernel_size=(3, 3), root_block=8), 2),
+        (Conv("a", filters=16, kernel_size=(3, 3), groups=2), 2),
+        (Conv("a", filters=16, kernel_size=(3, 3), kernel=ArcCosine(0)), 1),
+        (Conv("a", filters=16, kernel_size=(3, 3), kernel=RBFSphere(0.6, trainable=True)), 1),
+        (Local("a", filters=5, kernel_size=(3, 3), regions=(2, 2)), 4),
+    ],
+    ids=["blocks", "unequal blocks", "groups", "steep kernel", "trained bandwidth", "regions"],
+)
+def test_a_step_decomposes_the_matrices_of_any_layer_once(
+    layer: Node, matrices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckn = torchckn.CKN(Graph((2, 8, 8), [layer]), generator=torch.Generator().manual_seed(0))
+    images, labels = torch.rand(20, 2, 8, 8), torch.arange(20) % 10
+    method = ULR(ckn, MethodOptions(lam=2**-8))
+    method.step(images, labels, 2**-6)
+    shapes = decompositions(monkeypatch)
+    method.step(images, labels, 2**-6)
+    assert sum(shape[:-2].numel() for shape in shapes) == matrices
+
+
+def test_the_roots_of_layers_that_are_not_trained_are_kept_until_their_filters_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ckn = network().train()
+    fixed = [layer for layer in ckn.kernel_layers().values() if not layer.weight.requires_grad]
+    assert fixed
+    assert {layer.init for layer in fixed} == {"identity"}
+    frozen = next(layer for layer in ckn.kernel_layers().values() if layer.weight.requires_grad)
+    frozen.weight.requires_grad_(False)
+    shared_projections(ckn)
+    shapes = decompositions(monkeypatch)
+    shared_projections(ckn)
+    assert not shapes
+    frozen.weight.data.copy_(frozen.weight.flip(0))
+    with shared_projections(ckn):
+        after = frozen.projection()
+    assert len(shapes) == 1
+    assert torch.equal(after, frozen.projection())
 
 
 def test_roots_that_are_computed_together_equal_those_computed_one_by_one() -> None:
@@ -299,12 +346,15 @@ def test_roots_that_are_computed_together_equal_those_computed_one_by_one() -> N
         together = {name: layer.projection() for name, layer in ckn.kernel_layers().items()}
     for name, layer in ckn.kernel_layers().items():
         torch.testing.assert_close(together[name], layer.projection(), rtol=1e-12, atol=1e-12)
-        own = torch.autograd.grad(layer.projection().square().sum(), layer.weight)[0] if layer.weight.requires_grad else None
+        if not layer.weight.requires_grad:
+            with shared_projections(ckn):
+                assert not layer.projection().requires_grad
+            continue
+        own = torch.autograd.grad(layer.projection().square().sum(), layer.weight)[0]
         with shared_projections(ckn):
             layer.projection().square().sum().backward()
-        if own is not None:
-            torch.testing.assert_close(layer.weight.grad, own, rtol=1e-10, atol=1e-10)
-            layer.weight.grad = None
+        torch.testing.assert_close(layer.weight.grad, own, rtol=1e-10, atol=1e-10)
+        layer.weight.grad = None
 
 
 def test_filters_that_left_their_spheres_are_named_in_a_step_too() -> None:

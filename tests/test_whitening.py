@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+import torchckn
 from torchckn.errors import ConfigError, DataError
-from torchckn.nn import Whitening, whiten
+from torchckn.fit.methods import ULR, MethodOptions
+from torchckn.graph import Conv, Dense, Graph, Whiten
+from torchckn.nn import Whitening, whiten, whitening
 from torchckn.nn.whitening import whiten_by, whitening_matrices
 
 from . import oracles
@@ -133,3 +136,58 @@ def test_kept_matrices_do_not_hide_the_gradient(generator: torch.Generator) -> N
         with torch.no_grad():
             layer(images)
         assert torch.autograd.gradcheck(layer, images)
+
+
+#: bytes of a whitened image of 8x8 pixels and three channels, in float32
+WHITENED = 27 * 8 * 8 * 4
+
+
+@pytest.mark.parametrize(("memory", "again"), [(0, 3), (10 * WHITENED, 2), (100 * WHITENED, 0)])
+def test_a_batch_that_a_step_sees_again_is_whitened_once_as_long_as_there_is_memory(
+    memory: int, again: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = torch.rand(30, 3, 8, 8, generator=generator).split(10)
+    layer, calls = Whitening(3), []
+    monkeypatch.setattr(whitening, "KEPT_IMAGES", memory)
+    monkeypatch.setattr(whitening, "whiten_by", lambda *arguments: calls.append(1) or whiten_by(*arguments))
+    with layer.keeping():
+        with layer.keeping_images():
+            first = [layer(batch) for batch in batches]
+            calls.clear()
+            assert all(torch.equal(layer(batch), before) for batch, before in zip(batches, first, strict=True))
+            assert len(calls) == again
+        calls.clear()
+        layer(batches[0])
+        assert len(calls) == 1, "after the step nothing is kept"
+
+
+def test_whitened_batches_are_never_those_of_other_images_or_of_another_precision(generator: torch.Generator) -> None:
+    images = torch.rand(4, 3, 8, 8, generator=generator)
+    layer = Whitening(3)
+    with layer.keeping(), layer.keeping_images():
+        layer(images)
+        for other in (images.flip(0), images[:3], images + 1e-3, images.double()):
+            torch.testing.assert_close(layer(other), whiten(other))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(images).dtype == whiten_by(images, whitening_matrices(images)).dtype
+
+
+def test_a_step_with_the_exact_classifier_whitens_its_images_once_with_equal_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images, labels = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 10
+    calls: list[int] = []
+    monkeypatch.setattr(whitening, "whiten_by", lambda *arguments: calls.append(1) or whiten_by(*arguments))
+    states = []
+    for memory, expected in ((2**27, 2 * 1), (0, 2 * 2)):
+        monkeypatch.setattr(whitening, "KEPT_IMAGES", memory)
+        nodes = [Whiten("whiten"), Conv("conv", filters=4), Dense("dense", filters=5)]
+        net = torchckn.CKN(Graph((1, 8, 8), nodes), generator=torch.Generator().manual_seed(0))
+        method = ULR(net, MethodOptions(lam=2**-8))
+        calls.clear()
+        with whitening.whitening_kept(net):
+            for _ in range(2):
+                method.step(images, labels, 2**-6)
+        assert len(calls) == expected
+        states.append(net.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 import torchckn
 from torchckn import data
-from torchckn.fit import TrainResult
+from torchckn.fit import TrainResult, classifier, folds, head
 from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import RBFSphere
+
+
+class Patch(Protocol):
+    """Such as ``pytest.MonkeyPatch``."""
+
+    def setattr(self, target: object, name: str, value: object) -> None: ...
+
+
+def try_few_penalties(patch: Patch) -> None:
+    """Two L2 penalties and two folds by default, where the paper's 41 and five would take most of the time of a test."""
+    search = classifier.search_penalty
+
+    def search_few(trial: Any, lambdas: Any, *rest: Any) -> Any:
+        return search(trial, (2.0**-10, 2.0**-18) if lambdas is classifier.LAMBDAS else lambdas, *rest)
+
+    patch.setattr(classifier, "search_penalty", search_few)
+    patch.setattr(folds, "search_penalty", search_few)
+    patch.setattr(head, "FOLDS", 2)
 
 
 @functools.cache
@@ -45,6 +63,24 @@ def convnet() -> torchckn.ScaledConvNet:
     net = torchckn.ScaledConvNet(body, (1, 14, 14), generator=torch.Generator().manual_seed(0))
     return net.initialize_(0.2, torch.Generator().manual_seed(1))
 
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def two_layers(**options: Any) -> torchckn.CKN:
+    nodes = [
+        Conv("conv1", filters=6, kernel_size=3, **options),
+        AveragePool("pool", kernel_size=2),
+        Conv("same", filters=6, init="identity", trainable=False),
+        Conv("conv2", filters=5, kernel_size=3, padding=1),
+        Dense("dense", filters=7),
+    ]
+    return torchckn.CKN(Graph((1, 12, 12), nodes), classes=3)
+
+
+#: for two layers
+IMAGES = torch.rand(120, 1, 12, 12, generator=seeded(5))
 
 OPTIONS: dict[str, Any] = {"batch_size": 64, "lambdas": [2.0**-6, 2.0**-12], "patches": 300, "folds": 0}
 

@@ -18,6 +18,7 @@ from . import data, kernels, runs, zoo
 from .convnet import ScaledConvNet
 from .distributed import local_device
 from .errors import CKNError, ConfigError, DataError, NotFittedError
+from .files import read_text
 from .network import Classifier
 from .settings import Settings, settings_from
 from .storage import load, load_weights
@@ -34,7 +35,7 @@ class Images(NamedTuple):
     shape: tuple[int, int, int]
     pixels: data.Preprocessing
     """with the statistics of the training part"""
-    unlabelled: Tensor | None = None
+    unlabeled: Tensor | None = None
     """images that filters are fitted to, if not to the training part"""
 
 
@@ -58,12 +59,12 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
             f"validation is for data without validation images, but {whole.name} has {len(valid)} of its own; leave it out"
         )
     some = train.sample(STATISTICS_OF) if isinstance(train, data.LazyPart) else train.images
-    unlabelled = None
-    if settings.unlabelled is not None:
-        further = data.load_unlabelled(settings.unlabelled, whole.image_shape, resize=settings.resize is not None)
-        some = unlabelled = torch.cat([some, further])
+    unlabeled = None
+    if settings.unlabeled is not None:
+        further = data.load_unlabeled(settings.unlabeled, whole.image_shape, resize=settings.resize is not None)
+        some = unlabeled = torch.cat([some, further])
     pixels = data.Preprocessing.fit(some, whiten=settings.whiten)
-    return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels, unlabelled)
+    return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels, unlabeled)
 
 
 def build_convnet(
@@ -79,11 +80,11 @@ def build_convnet(
         return _from_source(own_source(settings.network) if source is None else source, settings)
     if settings.network not in zoo.ARCHITECTURES:
         raise ConfigError(
-            f"unknown network {settings.network!r}: expected one of {', '.join(zoo.names())}, or file.py:ClassName for one "
-            "of your own"
+            f"unknown network {settings.network!r}: expected one of {', '.join(zoo.names())}, or file.py:ClassName for your "
+            "own"
         )
     if "filters" in settings.options:
-        raise ConfigError("filters is an option of its own: give it as --filters, not as --option filters=...")
+        raise ConfigError("filters is a separate option: use --filters, not --option filters=...")
     fitting = zoo.ARCHITECTURES[settings.network].load().options_for(shape)
     try:
         return zoo.build(settings.network, settings.filters, **{"classes": classes, **fitting, **settings.options})
@@ -99,9 +100,9 @@ def own_source(network: str) -> str:
     """The text of the Python file of a network ``file.py:ClassName``."""
     file = Path(network.rpartition(":")[0])
     if not file.is_file():
-        raise ConfigError(f"{file} does not exist; a network of your own is named file.py:ClassName")
+        raise ConfigError(f"{file} does not exist; give your own network as file.py:ClassName")
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read as Python code: {error}") from error
 
@@ -153,7 +154,7 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"device = {name!r} cannot be used here; expected auto, cpu, or a GPU that is here, such as cuda or cuda:1 ({reason})"
+            f"device = {name!r} is not available; expected auto, cpu, or an available GPU such as cuda or cuda:1 ({reason})"
         ) from error
     return device
 
@@ -179,7 +180,8 @@ def _to_classifier(
             convnet.initialize_(None, generator)
         elif std is not None:
             convnet.initialize_(std, generator)
-        return convnet
+        # torch's convolutions are faster in this layout on a CPU, as those of kernel layers are
+        return convnet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     kernel = kernels.parse(settings.kernel)
     linear = kernels.parse(settings.linear_kernel)
     if isinstance(linear, str):
@@ -226,9 +228,13 @@ def load_trained(path: str | os.PathLike[str], *, trust: bool = False) -> Traine
     if "settings" not in config:  # made in Python
         return _load_saved(model)
     settings = run_settings(path, config)
-    classes = tuple(config["classes"])
+    classes = tuple(map(str, config["classes"]))
     if settings.kind == "ckn":
-        return Trained(load(model).eval(), classes, settings)
+        ckn = load(model).eval()
+        if len(classes) != ckn.head.out_features:
+            expected = f"the names of {ckn.head.out_features} classes, as many as its model has"
+            raise DataError(f"{path / 'config.toml'} expected {expected}, got {len(classes)}; restore that file")
+        return Trained(ckn, classes, settings)
     source = trusted_source(path, config, settings, trust)
     net = build_convnet(settings, tuple(config["image_shape"]), len(classes), source)
     pixels = data.Preprocessing(**config["preprocessing"])

@@ -14,9 +14,10 @@ Read first: :mod:`torchckn.network`, whose ``Total`` this is. Read next: :mod:`t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -60,10 +61,17 @@ def is_first() -> bool:
     return rank() == 0
 
 
-def share(count: int) -> slice:
-    """This process's share of ``count`` things in a row; shares differ by one at most."""
+def share(count: int, unit: int = 1) -> slice:
+    """This process's share of ``count`` things in a row, in whole units of so many, unless that makes it too unequal.
+
+    In single units if the largest share were more than a quarter larger than an equal one.
+    """
     here, processes = rank(), world()
-    return slice(here * count // processes, (here + 1) * count // processes)
+    bounds = [min(count, r * -(-count // unit) // processes * unit) for r in range(processes + 1)]
+    sizes = [end - start for start, end in itertools.pairwise(bounds)]
+    if unit > 1 and (min(sizes) == 0 or 4 * processes * max(sizes) > 5 * count):
+        return share(count)
+    return slice(bounds[here], bounds[here + 1])
 
 
 # Sums
@@ -119,19 +127,21 @@ def largest(number: int) -> int:
     return int(_all_reduce(torch.tensor(number, device=_collective_device()), "max"))
 
 
-def sum_gradients(parameters: Iterable[Tensor], *numbers: float) -> list[float]:
-    """Let every parameter's ``grad`` be the sum over all processes, by one flat all-reduce; the sums of numbers beside them."""
-    if world() == 1:
-        return list(numbers)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    dtype = torch.float64 if any(g.dtype == torch.float64 for g in gradients) else torch.float32
-    device = gradients[0].device if gradients else _collective_device()
-    beside = torch.tensor(numbers, dtype=dtype, device=device)
-    flat = _all_reduce(torch.cat([*(g.flatten().to(device, dtype) for g in gradients), beside]))
-    pieces = flat.split([*(g.numel() for g in gradients), len(numbers)])
-    for gradient, piece in zip(gradients, pieces, strict=False):
-        gradient.copy_(piece.view(gradient.shape))
-    return pieces[-1].tolist()
+class _Common(torch.autograd.Function):
+    """What all processes have. Each uses it for its own images, so its gradient is the sum of all gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _all_reduce(gradients[0])
+
+
+def common(tensor: Tensor) -> Tensor:
+    """A tensor that all processes have, whose gradient is the sum of the processes' gradients."""
+    return tensor if world() == 1 else _Common.apply(tensor)
 
 
 def gathered(rows: Tensor) -> Tensor:
@@ -201,7 +211,7 @@ def check_agreement(facts: Mapping[str, str]) -> None:
             if given.get(name) != value:
                 kind = DataError if "data" in name else ConfigError
                 raise kind(
-                    f"process {other} on {host} has another {name} than process 0 on {first_host}: expected {value}, got "
+                    f"process {other} on {host} differs from process 0 on {first_host} in its {name}: expected {value}, got "
                     f"{given.get(name)}; give all machines the same code, data and options"
                 )
 

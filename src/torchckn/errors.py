@@ -50,7 +50,7 @@ class Interrupted(CKNError):  # noqa: N818 - a stop that was asked for
 
 
 class LostProcessError(CKNError, RuntimeError):
-    """Another process of a distributed training does not answer any more.
+    """Another process of a distributed training no longer responds.
 
     Remedy: the message says which one, and how to resume the run.
     """
@@ -64,7 +64,7 @@ class TranslationError(CKNError):
 
 
 class ChanceWarning(UserWarning):
-    """A classifier is no better than always naming the largest class.
+    """A classifier is no better than always predicting the largest class.
 
     Remedy: check that labels and images belong together; fit the filters; train longer, or with a smaller learning rate.
     """

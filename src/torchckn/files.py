@@ -6,6 +6,7 @@ digest of facts and tensors. A file that was changed since it was written, by wh
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .errors import ConfigError, DataError
+from .memory import most_memory
 
 #: how the name of a file ends that was not moved to its place yet
 _PARTIAL = ".torchckn-partial"
@@ -82,6 +84,28 @@ def _destination(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
+#: bytes of a text that others may have written, such as a configuration
+LONGEST_TEXT = 2**24
+
+
+def read_text(path: Path, most: int = LONGEST_TEXT) -> str:
+    """A file of UTF-8 text that others may have made; see :func:`read_bytes`."""
+    return read_bytes(path, most).decode()
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A file that others may have made; an OSError if it is a pipe or a device, which may have no end, or is too large."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if status.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {most}", str(path))
+    try:
+        return path.read_bytes()
+    except MemoryError:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from None
+
+
 def partial_files(folder: Path, name: str) -> list[Path]:
     """What :func:`write_atomically` left in a folder when its process was killed, of files with this name or pattern."""
     return [*folder.glob(f".{name}.????????{_PARTIAL}")]  # as mkstemp numbers them
@@ -118,9 +142,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tenso
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a file")
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(f"{path} is not a regular file")
-        content = path.read_bytes()
+        content = read_bytes(path, most_memory())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     try:
@@ -136,7 +158,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tenso
     if not intact:
         raise DataError(f"{path} was changed after it was written: its digest does not match its content")
     if not isinstance(facts, dict):
-        raise DataError(f"{path} is corrupt: expected facts by name")
+        raise DataError(f"{path} is corrupt: expected a dictionary in its header")
     return facts, tensors
 
 

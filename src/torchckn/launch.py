@@ -169,16 +169,26 @@ class _Watch:
 
     def fail(self, error: Exception) -> NoReturn:
         """Raise the error if it is this process that tells of it, else end."""
-        try:
-            self._decide(error)
-        except RuntimeError as lost:
-            if lost is error or isinstance(lost, CKNError):
-                raise
-            # the store is gone, and with it the machine of the first process
-            raise LostProcessError(
-                f"process {self.rank} of {self.world} lost the connection to the others; their machine was switched off, or "
-                f"the network failed. {self.how_to_resume}"
-            ) from lost
+        outcome: list[BaseException] = []
+
+        def decide() -> None:
+            try:
+                self._decide(error)
+            except BaseException as decided:
+                outcome.append(decided)
+
+        # Over a cut link the store gives no answer, and no error either.
+        deciding = threading.Thread(target=decide, daemon=True)
+        deciding.start()
+        deciding.join(BEAT + SILENCE + GRACE)
+        lost = outcome[0] if outcome else None
+        if lost is not None and (lost is error or isinstance(lost, CKNError) or not isinstance(lost, RuntimeError)):
+            raise lost
+        # the store is gone, and with it the machine of the first process
+        raise LostProcessError(
+            f"process {self.rank} of {self.world} lost the connection to the others; their machine was switched off, or "
+            f"the network failed. {self.how_to_resume}"
+        ) from lost
 
     def _decide(self, error: Exception) -> NoReturn:
         if _is_of_communication(error):

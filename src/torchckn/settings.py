@@ -26,9 +26,9 @@ HEADINGS = (NETWORK, IMAGES, *TRAINING_HEADINGS)
 class Settings(Config):
     """A network, the images it is trained on, and how."""
 
-    network: str = option("lenet5", "A network of the zoo, or file.py:ClassName for one of your own.", heading=NETWORK)
+    network: str = option("lenet5", "A network of the zoo, or your own as file.py:ClassName.", heading=NETWORK)
     filters: int | None = option(
-        None, "Filters per layer, for networks of the zoo; their own by default.", heading=NETWORK, ge=1, le=2**14
+        None, "Filters per layer, for networks of the zoo; by default as published.", heading=NETWORK, ge=1, le=2**14
     )
     options: dict[str, Any] = option({}, "Further arguments of the network's class, as in bias=false.", heading=NETWORK)
     kind: Kind = option("ckn", "Train the kernel counterpart, or the ConvNet itself.", heading=NETWORK)
@@ -37,13 +37,13 @@ class Settings(Config):
         None, "Images held out for validation; by default a sixth, at most 10,000.", heading=IMAGES, ge=1
     )
     stream: bool = option(
-        False, "Read images when they are needed: of a folder of images, .tar or .npz files.", heading=IMAGES
+        False, "Read images when they are needed, from a folder of images, .tar or .npz files.", heading=IMAGES
     )
-    resize: int | None = option(None, "Side, in pixels, that image files are resized to.", heading=IMAGES, ge=1, le=2**13)
-    workers: int = option(0, "With stream: processes that decode images ahead of time.", heading=IMAGES, ge=0, le=256)
-    unlabelled: str | None = option(
+    resize: int | None = option(None, "Side in pixels to which image files are resized.", heading=IMAGES, ge=1, le=2**13)
+    workers: int = option(0, "With stream: number of processes that decode images in advance.", heading=IMAGES, ge=0, le=256)
+    unlabeled: str | None = option(
         None,
-        "Folder of further images, without labels, for the unsupervised filters and the statistics of pixels.",
+        "Folder of further images without labels, for the unsupervised filters and the pixel statistics.",
         heading=IMAGES,
         only_for="ckn",
     )
@@ -70,29 +70,29 @@ class Settings(Config):
     )
     root_block: RootBlock = option(
         "auto",
-        "Filters per inverse square root, at most, for wide layers: a number, auto (256), or all.",
+        "Maximum number of filters per inverse square root in wide layers: a number, auto (256), or all.",
         heading=NETWORK,
         only_for="ckn",
     )
     centering: Centering = option(
         "image",
-        "Mean that is subtracted from features: per image, or per feature; none; raw: features are not scaled either.",
+        "Mean that is subtracted from features: per image or per feature; none; raw: no mean and no scaling.",
         heading=NETWORK,
     )
     init: ConvNetInit = option(
         "paper",
-        "First weights of a ConvNet: normal with one standard deviation, as in the paper, or he: by the size of each layer.",
+        "Initial weights of a ConvNet: normal with one standard deviation, as in the paper, or He initialization.",
         heading=NETWORK,
         only_for="convnet",
     )
     init_std: float | None = option(
         None,
-        "Standard deviation of a ConvNet's first weights; the paper's for networks of the zoo.",
+        "Standard deviation of a ConvNet's initial weights; by default the paper's, for networks of the zoo.",
         heading=NETWORK,
         only_for="convnet",
         gt=0,
     )
-    device: str = option("auto", "Where to train: auto (a CUDA GPU if there is one), cpu, cuda, cuda:1.", heading=NETWORK)
+    device: str = option("auto", "Device: auto (a CUDA GPU if available), cpu, cuda, cuda:1.", heading=NETWORK)
     training: TrainConfig = Field(default_factory=TrainConfig)
 
     @property
@@ -132,8 +132,10 @@ def settings_from(values: dict[str, Any], source: str) -> Settings:
 
 def read_settings(file: Path, what: str = "--config") -> dict[str, Any]:
     """The plain values of a TOML file; ``what`` names who expects it in an error."""
+    from .files import read_text  # which imports torch, and help needs none
+
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(file))
     except FileNotFoundError:
         raise ConfigError(f"{file} does not exist; {what} expects a TOML file") from None
     except UnicodeDecodeError:

@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -37,36 +38,22 @@ from .runs import train
 from .translation import translate
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn reads its options from the arguments of __init__
 class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
     """What the transformer and the classifier have in common: images in, unsupervised filters."""
 
-    def __init__(
-        self,
-        filters: int = 32,
-        sigma: float = 0.6,
-        kernel_size: int = 3,
-        layers: int = 2,
-        output_size: int = 4,
-        patches: int = 10_000,
-        eps: float = 1e-3,
-        whiten: bool = False,
-        centering: Centering = "image",
-        image_shape: tuple[int, ...] | None = None,
-        random_state: int | None = None,
-        net: nn.Module | str | None = None,
-    ) -> None:
-        self.filters = filters
-        self.sigma = sigma
-        self.kernel_size = kernel_size
-        self.layers = layers
-        self.output_size = output_size
-        self.patches = patches
-        self.eps = eps
-        self.whiten = whiten
-        self.centering = centering
-        self.image_shape = image_shape
-        self.random_state = random_state
-        self.net = net
+    filters: int = 32
+    sigma: float = 0.6
+    kernel_size: int = 3
+    layers: int = 2
+    output_size: int = 4
+    patches: int = 10_000
+    eps: float = 1e-3
+    whiten: bool = False
+    centering: Centering = "image"
+    image_shape: tuple[int, ...] | None = None
+    random_state: int | None = None
+    net: nn.Module | str | None = None
 
     def _images(self, x: Any, *, reset: bool) -> Tensor:
         """Images (N, C, H, W) as float32; bytes as pixels between 0 and 1."""
@@ -142,7 +129,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         net = self.net
         if isinstance(net, str):
             if net not in zoo.ARCHITECTURES:
-                raise unknown_name("network", net, zoo.ARCHITECTURES, "Or pass a ConvNet of your own.")
+                raise unknown_name("network", net, zoo.ARCHITECTURES, "Or pass your own ConvNet.")
             net = zoo.build(net, **zoo.ARCHITECTURES[net].load().options_for(shape))
         assert net is not None
         rbf = RBFSphere(self.sigma)
@@ -201,6 +188,7 @@ class CKNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _CKNEsti
         return features
 
 
+@dataclass(eq=False, repr=False)
 class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
     """A linear classifier on the features of :class:`CKNTransformer`; its L2 penalty is chosen on a part of the images.
 
@@ -216,34 +204,11 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         others: as for :class:`CKNTransformer`.
     """
 
-    def __init__(
-        self,
-        filters: int = 32,
-        sigma: float = 0.6,
-        kernel_size: int = 3,
-        layers: int = 2,
-        output_size: int = 4,
-        patches: int = 10_000,
-        eps: float = 1e-3,
-        whiten: bool = False,
-        centering: Centering = "image",
-        image_shape: tuple[int, ...] | None = None,
-        random_state: int | None = None,
-        lam: float | None = None,
-        validation: float = 0.2,
-        method: Literal["unsupervised", "ulr", "sgo"] = "unsupervised",
-        steps: int = 200,
-        run_dir: str | None = None,
-        net: nn.Module | str | None = None,
-    ) -> None:
-        super().__init__(
-            filters, sigma, kernel_size, layers, output_size, patches, eps, whiten, centering, image_shape, random_state, net
-        )
-        self.lam = lam
-        self.validation = validation
-        self.method = method
-        self.steps = steps
-        self.run_dir = run_dir
+    lam: float | None = None
+    validation: float = 0.2
+    method: Literal["unsupervised", "ulr", "sgo"] = "unsupervised"
+    steps: int = 200
+    run_dir: str | None = None
 
     def fit(self, x: Any, y: Any) -> CKNClassifier:
         if y is None:

@@ -132,7 +132,7 @@ def _check_shapes(net: Classifier, tensors: dict[str, Tensor]) -> None:
     expected = net.state_dict()
     for name in expected.keys() | tensors.keys():
         if name not in tensors or name not in expected:
-            raise DataError(f"tensor {name} {'is missing' if name not in tensors else 'belongs to no layer'}")
+            raise DataError(f"tensor {name} {'is missing' if name not in tensors else 'is not part of the network'}")
         if tensors[name].shape != expected[name].shape or tensors[name].dtype != expected[name].dtype:
             raise DataError(
                 f"tensor {name}: expected {tuple(expected[name].shape)} of {expected[name].dtype}, "

@@ -105,6 +105,11 @@ def clean(text: str, ascii_only: bool = False) -> str:
     return text.encode("ascii", "backslashreplace").decode() if ascii_only else text
 
 
+def printable(text: str) -> str:
+    """A text of several lines without control characters: names in it may come from others, and could move the cursor."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
 def shortened(text: str, width: int, cut: Literal["start", "end"], ascii_only: bool) -> str:
     """``text`` in at most ``width`` cells, with dots where it is cut."""
     if cell_len(text) <= width:

@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from torchckn import data
-from torchckn.data import sources
+from torchckn.data import catalogue, originals
 from torchckn.errors import CKNError
 
 from .harness import try_all
@@ -91,7 +91,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 def idx_files() -> dict[str, bytes]:
     return {
-        sources.IDX_FILES[part]: bytes([0, 0, 8, array.ndim])
+        originals.IDX_FILES[part]: bytes([0, 0, 8, array.ndim])
         + struct.pack(f">{array.ndim}I", *array.shape)
         + array.tobytes()
         for part, array in arrays().items()
@@ -239,7 +239,7 @@ def attempt(kind: str, seed: int) -> str:
 def main(counts: dict[str, int]) -> None:
     warnings.simplefilter("ignore")
     hashes = {part: hashlib.sha256(array.tobytes()).hexdigest() for part, array in arrays().items()}
-    sources.SOURCES["tiny"] = sources.Source(tuple("0123456789"), (1, 4, 4), hashes, sources.read_idx, (), None)
+    catalogue.SOURCES["tiny"] = catalogue.Source(tuple("0123456789"), (1, 4, 4), hashes, originals.read_idx, (), None)
     cases = ((kind, seed) for kind, count in counts.items() for seed in range(count))
     try_all((f"{kind} {seed}", partial(attempt, kind, seed)) for kind, seed in cases)
 

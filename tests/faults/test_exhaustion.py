@@ -70,6 +70,33 @@ def test_memory_that_is_exhausted_in_a_step_loses_nothing(tmp_path: Path, few_di
     require_same(run, content(expected))
 
 
+NO_MEMORY_FOR_SCIPY = """
+import resource
+import torch
+from torchckn.fit import solvers
+
+used = int(next(l for l in open("/proc/self/status") if l.startswith("VmData")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (used + 2**23, resource.RLIM_INFINITY))
+for _ in range(2):
+    try:
+        solvers._reserve_memory_of_scipy()
+    except MemoryError as error:
+        print(error)
+resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+solvers._reserve_memory_of_scipy()
+used = int(next(l for l in open("/proc/self/status") if l.startswith("VmData")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (used + 2**23, resource.RLIM_INFINITY))
+import numpy, scipy.optimize
+scipy.optimize.minimize(lambda x: ((x - 1) @ (x - 1), 2 * (x - 1)), numpy.zeros(3), jac=True, method="L-BFGS-B")
+print("minimized")
+"""
+
+
+def test_without_memory_for_scipy_there_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
+    done = run_program(tmp_path, NO_MEMORY_FOR_SCIPY, [])
+    assert done.stdout.splitlines() == ["cannot get 67108864 bytes"] * 2 + ["minimized"], done.stderr
+
+
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of which little is left."""
@@ -95,7 +122,9 @@ def fill(place: Path, leave: int) -> Path:
     return ballast
 
 
-@pytest.mark.parametrize("leave", [0, 60 * 2**10, pytest.param(8 * 2**10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "leave", [0, 60 * 2**10, *(pytest.param(size * 2**10, marks=pytest.mark.slow) for size in (4, 8, 12, 24, 48))]
+)
 def test_a_disk_that_is_full_to_the_last_byte_loses_nothing(
     full_disk: Path, few_digits: Path, expected: Path, leave: int
 ) -> None:

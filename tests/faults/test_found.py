@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ def test_a_number_of_very_many_digits_in_a_file_of_settings_is_refused(tmp_path:
     [
         ("a = " + "[" * 5000, "config.toml cannot be read: maximum recursion depth"),
         ("settings = 3", "config.toml is not a run's configuration: it does not have training"),
-        ("training = 3", "config.toml has another training than a run has, got '3'"),
-        ("[training]\nsteps = 'many'", "config.toml has another steps than a run has, got 'many'"),
+        ("training = 3", "config.toml has an invalid training for a run, got '3'"),
+        ("[training]\nsteps = 'many'", "config.toml has an invalid steps for a run, got 'many'"),
         ("day = 1979-05-27", "config.toml expected numbers, texts and lists of them, got the date 1979-05-27"),
     ],
 )
@@ -75,9 +76,9 @@ def test_an_odd_configuration_of_a_run_is_refused(tmp_path: Path, text: str, mes
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ({"seconds": "long"}, "has another seconds than a run has, got 'long'"),
-        ({"head": 3}, "has another head than a run has, got '3'"),
-        ({"head": {"accuracy": "good"}}, "has another accuracy than a run has, got 'good'"),
+        ({"seconds": "long"}, "has an invalid seconds for a run, got 'long'"),
+        ({"head": 3}, "has an invalid head for a run, got '3'"),
+        ({"head": {"accuracy": "good"}}, "has an invalid accuracy for a run, got 'good'"),
         ({}, "result.json is not the result of a training .KeyError..lam...; delete it, and resume the run"),
     ],
 )
@@ -143,6 +144,16 @@ def test_a_folder_of_a_process_that_was_killed_before_its_first_file_can_be_used
     (run / ".other.abc.torchckn-partial").write_text("somebody's")
     with pytest.raises(ConfigError, match="is not empty and not a run"):
         trained(run_dir=run, steps=1)
+
+
+def test_git_is_not_asked_about_another_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = runs.environment()
+    for command in (["init", "-q"], ["config", "core.fsmonitor", f"touch {tmp_path / 'executed'};"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # as in a hook of git
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
+    assert runs.environment()["git"] == expected["git"]
+    assert not (tmp_path / "executed").exists()
 
 
 def test_what_torch_says_about_memory_is_understood() -> None:

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from ..errors import CKNError, ConfigError, Interrupted, is_out_of_memory
 from ..memory import keep_freed_memory
+from ..tables import printable
 from .data import data_app
 from .experiments import reproduce
 from .networks import bench, translate, zoo
@@ -25,7 +26,7 @@ from .training import demo, train
 
 app = typer.Typer(
     name="torchckn",
-    help="Turn a ConvNet into the kernel network it approximates, train it, and look at the result.",
+    help="Translate a ConvNet into the kernel network that it approximates, train it, and inspect the result.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -77,12 +78,12 @@ def _complain(message: str) -> None:
     if len(message) > _BEGINNING + _END:
         message = f"{message[:_BEGINNING]} ... {message[-_END:]}"
     Console(file=sys.stderr if _is_first() else sys.__stderr__).print(
-        f"[red]error:[/red] {escape(message)}", soft_wrap=True, highlight=False
+        f"[red]error:[/red] {escape(printable(message))}", soft_wrap=True, highlight=False
     )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_given: bool) -> None:
+    if is_given:
         from .. import __version__
 
         print(__version__)

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from .options import AsJSON, DataDir, Quiet, print_json, show
+from ..tables import Column, table_lines
+from .options import COMPLETE_DATA, AsJSON, DataDir, Quiet, print_json, show
 
-data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, download, verify, where they are.")
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, download, verify, print their folder.")
 
+
+Name = Annotated[str, typer.Argument(help="Name of a data set.", autocompletion=COMPLETE_DATA)]
 
 #: what is said of a data set whose content has no digest to compare with
 _NOT_VERIFIED = (
@@ -22,26 +24,26 @@ _NOT_VERIFIED = (
 
 @data_app.command("list")
 def data_list(data_dir: DataDir = None, as_json: AsJSON = False) -> None:
-    """List the data sets that have names, and whether they have been downloaded.
+    """List the data sets that are available by name, and whether they have been downloaded.
 
     Example: [bold]torchckn data list[/bold]
     """
     from .. import data
 
-    rows: list[dict[str, Any]] = [{"name": name, "here": data.is_here(name, data_dir)} for name in data.names()]
+    rows: list[dict[str, Any]] = [{"name": name, "downloaded": data.is_here(name, data_dir)} for name in data.names()]
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "here")
-    for row in rows:
-        table.add_row(row["name"], "yes" if row["here"] else "no, downloaded when it is needed")
-    Console().print(table)
+    names = Column("name", tuple(row["name"] for row in rows))
+    states = Column(
+        "downloaded", tuple("yes" if row["downloaded"] else "no; downloaded when it is first used" for row in rows)
+    )
+    for text in table_lines([names, states]):
+        Console().print(text)
 
 
 @data_app.command("fetch")
-def data_fetch(
-    name: Annotated[str, typer.Argument(help="A data set.")], data_dir: DataDir = None, quiet: Quiet = False
-) -> None:
+def data_fetch(name: Name, data_dir: DataDir = None, quiet: Quiet = False) -> None:
     """Download a data set now.
 
     Example: [bold]torchckn data fetch mnist-mini[/bold]
@@ -57,7 +59,7 @@ def data_fetch(
 
 
 @data_app.command("verify")
-def data_verify(name: Annotated[str, typer.Argument(help="A data set.")], data_dir: DataDir = None) -> None:
+def data_verify(name: Name, data_dir: DataDir = None) -> None:
     """Check the content of a data set that has been downloaded.
 
     Example: [bold]torchckn data verify mnist-mini[/bold]
@@ -67,12 +69,12 @@ def data_verify(name: Annotated[str, typer.Argument(help="A data set.")], data_d
 
     if not data.verify(name, data_dir):
         raise DataError(f"{name} was {_NOT_VERIFIED}")
-    Console().print(f"{name} has the expected content")
+    show(False, f"{name} has the expected content")
 
 
 @data_app.command("where")
 def data_where(data_dir: DataDir = None) -> None:
-    """Print the folder that data sets are kept in.
+    """Print the folder of the data sets.
 
     Example: [bold]torchckn data where[/bold]
     """

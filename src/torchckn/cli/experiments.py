@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..choices import ScaleName
 from ..errors import CKNError, ConfigError
-from .options import AsJSON, DataDir, Quiet, print_json, show
+from .options import AsJSON, DataDir, Quiet, completion, print_json, show
 
 if TYPE_CHECKING:
-    from ..choices import ScaleName
     from ..experiments.spec import Experiment
+
+
+def _complete_experiments(incomplete: str) -> list[str]:
+    from ..experiments.spec import experiments
+
+    return completion(list(experiments()))(incomplete)
 
 
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(help="An experiment, or a .toml file of your own; without one, and without --all, they are listed."),
+        typer.Argument(
+            help="An experiment, or your own .toml file; without a name or --all, the command lists them.",
+            autocompletion=_complete_experiments,
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Run all experiments.")] = False,
     scale: Annotated[
         str,
-        typer.Option(help="cpu: hours on two cores; long: the same trained to the end, in days; paper: the whole protocol."),
+        typer.Option(
+            help="cpu: hours on two cores; long: fully trained, in days; paper: the full protocol.",
+            autocompletion=completion(get_args(ScaleName)),
+        ),
     ] = "cpu",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each cell; the experiment's own by default.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell; by default those of the experiment.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells that run in parallel, sharing the cores.")] = 1,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each cell; by default the cores shared among jobs.")
+        int | None, typer.Option(min=1, help="Threads per cell; by default the cores are shared among the jobs.")
     ] = None,
-    draw: Annotated[bool, typer.Option("--draw", help="Run nothing; write the page from existing results.")] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Run nothing; write the page from the existing results.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
-    page: Annotated[Path | None, typer.Option(help="The page to write; results-SCALE.md in the folder by default.")] = None,
+    page: Annotated[Path | None, typer.Option(help="The page to write; by default results-SCALE.md in that folder.")] = None,
     data_dir: DataDir = None,
     as_json: AsJSON = False,
     quiet: Quiet = False,

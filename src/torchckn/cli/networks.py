@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def zoo(as_json: AsJSON = False) -> None:
-    """List the ConvNets that torchckn knows by name.
+    """List the ConvNets that are available by name.
 
     Example: [bold]torchckn zoo[/bold]
     """
@@ -57,22 +57,22 @@ def translate(
     given: dict[str, Any],
     network: Annotated[
         str,
-        typer.Argument(help="One that torchckn zoo lists, or file.py:ClassName.", autocompletion=COMPLETE_NETWORKS),
+        typer.Argument(help="A network of the zoo, or your own as file.py:ClassName.", autocompletion=COMPLETE_NETWORKS),
     ],
     input_shape: Annotated[
         str | None,
-        typer.Option(help="Shape of an image, such as 1,28,28; takes the place of a data set.", rich_help_panel="Images"),
+        typer.Option(help="Shape of an image, such as 1,28,28, instead of a data set.", rich_help_panel="Images"),
     ] = None,
     data_dir: DataDir = None,
-    why: Annotated[bool, typer.Option("--why", help="Show every operation, with its reasons, and no notes.")] = False,
-    expand: Annotated[bool, typer.Option("--expand", help="Show every operation, not blocks, of a large network.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse what has no exact counterpart.")] = False,
-    svg: Annotated[Path | None, typer.Option(help="Write the side-by-side drawing here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the table as HTML here.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the kernel network, with random filters, here.")] = None,
+    why: Annotated[bool, typer.Option("--why", help="Show every operation, with its reasons in its row.")] = False,
+    expand: Annotated[bool, typer.Option("--expand", help="Show every operation of a large network, not blocks.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if anything has no exact counterpart.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write a side-by-side drawing to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the table to this file, as HTML.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Save the kernel network, with random filters, in this file.")] = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Translate a ConvNet into its kernel counterpart, and show what each operation has become.
+    """Translate a ConvNet into its kernel counterpart, and show what each operation became.
 
     It is the network that [bold]torchckn train[/bold] trains with the same options.
 
@@ -181,12 +181,12 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 def bench(
-    network: Annotated[str, typer.Argument(help="A network of the zoo.")] = "lenet5",
+    network: Annotated[str, typer.Argument(help="A network of the zoo.", autocompletion=COMPLETE_NETWORKS)] = "lenet5",
     filters: Annotated[int, typer.Option(min=1, help="Filters per layer.")] = 32,
     batch_size: Annotated[int, typer.Option(min=1, help="Batch size.")] = 256,
     as_json: AsJSON = False,
 ) -> None:
-    """Measure a kernel network against its ConvNet on this machine: forward and backward, inference, a training step.
+    """Compare the speed of a kernel network and its ConvNet: forward and backward pass, inference, training step.
 
     Example: [bold]torchckn bench lenet5 --filters 16 --batch-size 128[/bold]
     """

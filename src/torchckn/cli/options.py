@@ -19,11 +19,12 @@ from ..choices import DataSetName
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..settings import Settings
+from ..tables import printable
 from ..zoo.catalogue import names
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets are kept; also TORCHCKN_DATA.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the data sets; or set TORCHCKN_DATA.")]
 Model = Annotated[Path, typer.Argument(help="The folder of a finished run, or a file that torchckn.save wrote.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Execute the Python code that a run folder contains.")]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
@@ -31,7 +32,8 @@ Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
 def show(quiet: bool, *what: Any) -> None:
     if not quiet:
-        Console(markup=False).print(*what, soft_wrap=True, highlight=False)
+        texts = (printable(item) if isinstance(item, str) else item for item in what)
+        Console(markup=False).print(*texts, soft_wrap=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -154,7 +156,8 @@ def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 #: further names of options
 _ALIASES = {"resize": ("--image-size",)}
-_COMPLETIONS = {"data": completion(get_args(DataSetName))}
+COMPLETE_DATA = completion(get_args(DataSetName))
+_COMPLETIONS = {"data": COMPLETE_DATA}
 COMPLETE_NETWORKS = completion(names())
 
 

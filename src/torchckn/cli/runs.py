@@ -21,7 +21,8 @@ runs_app = typer.Typer(no_args_is_help=True, help="Runs: list, show, compare.")
 
 @runs_app.command("list")
 def runs_list(
-    folder: Annotated[Path, typer.Argument(help="The folder that has runs in it.")] = Path("runs"), as_json: AsJSON = False
+    folder: Annotated[Path, typer.Argument(help="The folder that contains the runs.")] = Path("runs"),
+    as_json: AsJSON = False,
 ) -> None:
     """List the runs in a folder.
 
@@ -45,7 +46,7 @@ def runs_list(
 
 @runs_app.command("show")
 def runs_show(run: Annotated[Path, typer.Argument(help="The folder of a run.")], as_json: AsJSON = False) -> None:
-    """Show a run: its results and its configuration.
+    """Show the configuration, progress and result of a run.
 
     Example: [bold]torchckn runs show runs/first[/bold]
     """
@@ -60,7 +61,7 @@ def runs_show(run: Annotated[Path, typer.Argument(help="The folder of a run.")],
 
 @runs_app.command("compare")
 def runs_compare(runs: Runs, as_json: AsJSON = False) -> None:
-    """Compare runs side by side.
+    """Compare runs, one line per run.
 
     Example: [bold]torchckn runs compare runs/first runs/second[/bold]
     """

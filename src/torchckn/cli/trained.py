@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from ..errors import ConfigError
+from ..errors import CKNError, ConfigError
 from ..formats import percent
-from .options import AsJSON, DataDir, Model, Runs, Trust, print_json, show
+from ..tables import clean
+from .options import AsJSON, DataDir, Model, Runs, Trust, completion, print_json, show
 
 if TYPE_CHECKING:
     from ..building import Trained
@@ -22,13 +24,17 @@ def evaluate(
     model: Model,
     data: Annotated[str | None, typer.Option(help="Images with labels; by default those of the run.")] = None,
     part: Annotated[
-        str, typer.Option(help="test, train, or valid if the data have validation images of their own.")
+        str,
+        typer.Option(
+            help="test, train, or valid if the data have their own validation images.",
+            autocompletion=completion(("test", "train", "valid")),
+        ),
     ] = "test",
     data_dir: DataDir = None,
     trust: Trust = False,
     as_json: AsJSON = False,
 ) -> None:
-    """Accuracy of a trained network, on the test images by default.
+    """Measure the accuracy of a trained network, by default on the test images.
 
     Example: [bold]torchckn evaluate runs/first[/bold]
     """
@@ -44,11 +50,13 @@ def evaluate(
             {"accuracy": result.accuracy, "loss": result.loss, "images": result.images, "data": whole.name, "part": part}
         )
     else:
-        Console().print(
-            f"{whole.name}, {part}: accuracy {percent(result.accuracy, 2)}, loss {result.loss:.4f}, {result.images} images"
-        )
+        accuracy = percent(result.accuracy, 2)
+        show(False, f"{whole.name}, {part}: accuracy {accuracy}, loss {result.loss:.4f}, {result.images} images")
     if model.is_dir() and part == "test" and data is None:
-        runs.add_to_result(model, {"test_accuracy": result.accuracy, "test_images": result.images})
+        try:
+            runs.add_to_result(model, {"test_accuracy": result.accuracy, "test_images": result.images})
+        except CKNError as error:  # of a folder that others own, or a run that is being trained further
+            show(as_json, f"this was not added to the result of the run: {error}")
 
 
 def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) -> tuple[DataSet, Part]:
@@ -58,7 +66,7 @@ def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) 
     if part not in ("test", "train", "valid"):
         raise ConfigError(f"--part expected test, train or valid, got {part!r}")
     if name is None and trained.settings is None:
-        raise ConfigError("this model does not say what it was trained on: name the images with --data")
+        raise ConfigError("this model has no record of its training data; name the images with --data")
     if name is None and trained.settings is not None:
         whole = load_data(trained.settings, data_dir)
     else:
@@ -72,12 +80,12 @@ def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) 
 def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of images.")],
-    top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 3,
-    resize: Annotated[bool, typer.Option("--resize", help="Resize images that are not of the network's size.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to show.")] = 3,
+    resize: Annotated[bool, typer.Option("--resize", help="Resize images of another size.")] = False,
     trust: Trust = False,
     as_json: AsJSON = False,
 ) -> None:
-    """Labels and probabilities for image files.
+    """Predict labels and probabilities of image files.
 
     Example: [bold]torchckn predict runs/first digit.png[/bold]
     """
@@ -107,17 +115,17 @@ def predict(
     table = Table("file", "label", "probabilities")
     for row in rows:
         shown = ", ".join(f"{name} {percent(value)}" for name, value in row["probabilities"].items())
-        table.add_row(row["file"], row["label"], shown)
+        table.add_row(*(Text(clean(cell)) for cell in (row["file"], row["label"], shown)))
     Console().print(table)
 
 
 def export(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .onnx, or .pt2 for torch.export.")],
-    uint8: Annotated[bool, typer.Option("--uint8", help="Take pixels from 0 to 255 instead of 0 to 1.")] = False,
+    uint8: Annotated[bool, typer.Option("--uint8", help="The input has pixels from 0 to 255 instead of 0 to 1.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Write a trained network as a plain graph, from pixels to probabilities: ONNX or torch.export.
+    """Export a trained network, from pixels to probabilities, as ONNX or as a torch.export program.
 
     Example: [bold]torchckn export runs/first -o first.onnx[/bold]
     """
@@ -136,10 +144,10 @@ def export(
 
 def report(
     runs: Runs,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
     data_dir: DataDir = None,
 ) -> None:
-    """Make an HTML page of one or more runs, which opens without a server or an internet connection.
+    """Write an HTML report of one or more runs, which opens without a server or an internet connection.
 
     Example: [bold]torchckn report runs/first -o report.html[/bold]
     """
@@ -155,13 +163,13 @@ def report(
 
 
 def draw(
-    runs: Annotated[list[Path], typer.Argument(help="A run, and another one to compare with, such as its ConvNet's.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 8000,
+    runs: Annotated[list[Path], typer.Argument(help="A run, or two runs to compare, such as a CKN and its ConvNet.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 chooses a free one.")] = 8000,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
     data_dir: DataDir = None,
     trust: Trust = False,
 ) -> None:
-    """Draw with the mouse and see what networks make of it, live, on a page that only this machine can reach.
+    """Draw with the mouse and see the predictions, live, on a page that only this machine can reach.
 
     Example: [bold]torchckn draw runs/first[/bold]
     """

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,16 +19,22 @@ from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
 from ..settings import Settings, read_settings, settings_from
 from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
 
+if TYPE_CHECKING:
+    from ..building import Images
+    from ..fit import TrainResult
+
 #: seconds that a process may wait for others: eleven days
 _LONGEST = 10**6
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures and the model.")] = Path("demo"),
-    steps: Annotated[int, typer.Option(min=0, help="Training steps.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="Decides everything that is random.")] = 0,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures and the trained network.")] = Path(
+        "demo"
+    ),
+    steps: Annotated[int, typer.Option(min=0, help="Training steps of each network.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
 ) -> None:
-    """Train LeNet-5 and its kernel counterpart side by side on 5,000 digits, and draw both: a minute or two.
+    """Train LeNet-5 and its kernel counterpart on 5,000 digits, and draw their accuracy and filters. Takes a minute or two.
 
     Example: [bold]torchckn demo --steps 50 --output demo[/bold]
     """
@@ -44,10 +50,11 @@ def train(
     network: Annotated[
         str | None,
         typer.Argument(
-            help="One that torchckn zoo lists, or file.py:ClassName; lenet5 by default.", autocompletion=COMPLETE_NETWORKS
+            help="A network of the zoo, or your own as file.py:ClassName; lenet5 by default.",
+            autocompletion=COMPLETE_NETWORKS,
         ),
     ] = None,
-    run: Annotated[Path | None, typer.Option("--run", "-o", help="A new folder for the run; in ./runs by default.")] = None,
+    run: Annotated[Path | None, typer.Option("--run", "-o", help="A new folder for the run; by default in ./runs.")] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Resume the run in this folder; with more --steps, train it further.")
     ] = None,
@@ -60,16 +67,18 @@ def train(
             autocompletion=completion(list(PRESETS)),
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file with these options' names as keys.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML file whose keys are the names of these options.")
+    ] = None,
     data_dir: DataDir = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Log for TensorBoard into a folder beside the run, RUN-tensorboard.")
+        bool, typer.Option("--tensorboard", help="Write TensorBoard logs to RUN-tensorboard, next to the run.")
     ] = False,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Processes on this machine; torchrun starts them on several.")
+        int, typer.Option("--processes", min=1, help="Processes on this machine; for several machines use torchrun.")
     ] = 1,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="How often to go on by itself when one of several processes fails.")
+        int, typer.Option("--max-restarts", min=0, help="Maximum number of automatic restarts when a process fails.")
     ] = 0,
     timeout: Annotated[
         float, typer.Option("--timeout", help="Seconds that one of several processes waits for the others.")
@@ -78,7 +87,7 @@ def train(
     as_json: AsJSON = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a network: unsupervised filters first, then with labels. The run can be interrupted and resumed.
+    """Train a network: first unsupervised filters, then with labels. The run can be interrupted and resumed.
 
     Example: [bold]torchckn train lenet5 --filters 16 --data mnist-mini --steps 100 --run runs/first[/bold]
     """
@@ -86,75 +95,88 @@ def train(
         raise ConfigError(f"--timeout expected from 1 to {_LONGEST} seconds, got {timeout}")
     if resume is not None and (config or run or preset):
         raise ConfigError(
-            "--resume takes a run with the options it has, so give no --config, --preset or --run; only --steps may grow"
+            "--resume uses the options of the run: remove --config, --preset and --run; only --steps may be increased"
         )
     from ..launch import is_one_of_several, joined
 
+    def read() -> Settings:
+        return _resumed(resume, network, given) if resume else _new(network, preset, config, given)
+
     if processes > 1 and not is_one_of_several():
-        settings = _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given)
-        _start(processes, max_restarts, settings, run, resume)
+        _start(processes, max_restarts, read(), run, resume)
         return
     with joined(timeout, _how_to_resume(resume or run)):
-        _train(given, network, preset, run, resume, config, data_dir, tensorboard, trust, as_json, quiet)
+        from ..building import load_images
+        from ..distributed import from_first, is_first
+        from ..files import check_parent
+
+        settings = from_first(read)
+        if run:
+            check_parent(run)
+        source = _source(settings, None if network else resume, trust)
+        images = load_images(settings, data_dir)
+        quiet = quiet or not is_first()
+        with _folder(resume or run, settings) as folder, _resumable(folder):
+            show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
+            progress = False if quiet or as_json else None
+            result = _trained(settings, images, source, folder, resume is not None, tensorboard, progress)
+        if as_json and is_first():
+            accuracy = None if result.head is None else result.head.accuracy
+            print_json({"run": str(folder), "validation_accuracy": accuracy, **result.to_json()})
+        elif not as_json:
+            _show_result(result, folder, quiet)
 
 
-def _train(
-    given: dict[str, Any],
-    network: str | None,
-    preset: str | None,
-    run: Path | None,
-    resume: Path | None,
-    config: Path | None,
-    data_dir: Path | None,
+def _source(settings: Settings, folder: Path | None, trust: bool) -> str | None:
+    """The Python code of a network of one's own: of its file, or of the run in this folder, if its user trusts it."""
+    from .. import runs
+    from ..building import own_source, trusted_source
+
+    if folder is not None:
+        return trusted_source(folder, runs.read_config(folder), settings, trust)
+    return own_source(settings.network) if ":" in settings.network else None
+
+
+def _trained(
+    settings: Settings,
+    images: Images,
+    source: str | None,
+    folder: Path,
+    resume: bool,
     tensorboard: bool,
-    trust: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+    progress: bool | None,
+) -> TrainResult:
     """What each of the processes does, or the only one."""
     import torch
 
     from .. import runs
-    from ..building import build_network, load_images, own_source, run_description, trusted_source
-    from ..distributed import from_first, is_first
-    from ..files import check_parent
+    from ..building import build_network, run_description
+    from ..distributed import is_first
     from ..fit import TensorBoard
     from ..launch import is_restarted
 
-    settings = from_first(lambda: _resumed(resume, network, given) if resume else _asked_for(network, preset, config, given))
-
-    if run:
-        check_parent(run)
-    if resume and not network:
-        source = trusted_source(resume, runs.read_config(resume), settings, trust)
-    else:
-        source = own_source(settings.network) if ":" in settings.network else None
-    images = load_images(settings, data_dir)
     generator = torch.Generator().manual_seed(settings.training.seed)
     net = build_network(settings, images, generator, source)
-    quiet = quiet or not is_first()
-    with _folder(resume or run, settings) as folder, _resumable(folder):
-        show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
-        log = Path(f"{os.path.abspath(folder)}-tensorboard")  # beside the run, whatever it is called: . has no name
-        result = runs.train(
-            net,
-            images.train,
-            images.valid,
-            settings.training,
-            generator=generator,
-            run_dir=folder,
-            resume=resume is not None or (is_restarted() and (folder / "config.toml").exists()),
-            callbacks=[TensorBoard(log)] if tensorboard and is_first() else [],
-            progress=False if quiet or as_json else None,
-            description=run_description(settings, images, source),
-            unlabelled=images.unlabelled,
-        )
-    accuracy = None if result.head is None else result.head.accuracy
-    if as_json and is_first():
-        print_json({"run": str(folder), "validation_accuracy": accuracy, **result.to_json()})
-        return
+    log = Path(f"{os.path.abspath(folder)}-tensorboard")  # beside the run, whatever it is called: . has no name
+    return runs.train(
+        net,
+        images.train,
+        images.valid,
+        settings.training,
+        generator=generator,
+        run_dir=folder,
+        resume=resume or (is_restarted() and (folder / "config.toml").exists()),
+        callbacks=[TensorBoard(log)] if tensorboard and is_first() else [],
+        progress=progress,
+        description=run_description(settings, images, source),
+        unlabeled=images.unlabeled,
+    )
+
+
+def _show_result(result: TrainResult, folder: Path, quiet: bool) -> None:
     if result.stopped:
         show(quiet, f"stopped after step {result.steps}: {result.stopped}")
+    accuracy = None if result.head is None else result.head.accuracy
     shown = "" if accuracy is None else f"validation accuracy {100 * accuracy:.2f} %, "
     show(
         quiet, f"{shown}{result.seconds:.0f} s. Report: torchckn report {folder}; test accuracy: torchckn evaluate {folder}"
@@ -177,19 +199,19 @@ def _how_to_resume(folder: Path | None) -> str:
     return f"Resume it with: torchckn train --resume {folder or 'RUN'} (and --processes as you like)"
 
 
-def _asked_for(network: str | None, preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
+def _new(network: str | None, preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
     """Settings from a preset, a file and the command line; later ones take precedence."""
     values = read_settings(config) if config else {}
     values |= given | ({"network": network} if network else {})
     settings = settings_from(_preset(preset, values) | values, str(config) if config and not given else "train")
     if preset is not None and settings.method != "ulr":
         raise ConfigError(
-            f"--preset is for kernel networks by ulr, and this is {settings.kind} by {settings.method}; leave it out"
+            f"--preset is for kernel networks trained by ulr, got {settings.kind} trained by {settings.method}; remove --preset"
         )
     for name in values:
         owner = metadata_of(Settings.all_options()[name]).get("only_for")
         if owner is not None and owner not in (settings.kind, settings.method):
-            raise ConfigError(f"{name} is for {owner} only, and this is {settings.kind} by {settings.method}; leave it out")
+            raise ConfigError(f"{name} is for {owner} only, got {settings.kind} trained by {settings.method}; remove it")
     return settings.replace(network=_resolved(settings.network))
 
 
@@ -224,7 +246,7 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
     fixed = sorted(given.keys() - free)
     if fixed:
         raise ConfigError(
-            f"--resume takes a run with the options it has: expected none but {', '.join(sorted(free))}, got {fixed[0]}"
+            f"--resume uses the options of the run: expected no other options than {', '.join(sorted(free))}, got {fixed[0]}"
         )
     settings = run_settings(folder, content)
     if network is not None and _resolved(network) != settings.network:
@@ -252,7 +274,7 @@ def _folder(given: Path | None, settings: Settings) -> Iterator[Path]:
         yield given
         return
     if is_restarted():
-        raise ConfigError("--max-restarts needs -o RUN: a process that starts again has to find the run that it was in")
+        raise ConfigError("--max-restarts needs -o RUN, the run folder that restarted processes resume")
     if not is_first():
         yield from_first(Path)
         return

@@ -64,9 +64,9 @@ def unfolded(rows: Sequence[Row]) -> list[Entry]:
 
 def counts(rows: Sequence[Row]) -> dict[Correspondence, int]:
     """How many operations have each correspondence, of those that occur."""
-    found = Counter(row.correspondence for row in rows)
+    numbers = Counter(row.correspondence for row in rows)
     order: tuple[Correspondence, ...] = ("exact", "inexact", "dropped", "kept")
-    return {correspondence: found[correspondence] for correspondence in order if found[correspondence]}
+    return {correspondence: numbers[correspondence] for correspondence in order if numbers[correspondence]}
 
 
 def loss_texts(rows: Sequence[Row]) -> list[str]:
@@ -135,10 +135,10 @@ class _Folding:
     def _single(self, unit: _Unit) -> list[Entry]:
         if len(unit.rows) < _LEAST:
             return [Line(row, ".".join(own.path)) for row, own in zip(unit.rows, unit.inner or (unit,), strict=True)]
-        known = self._shown.get(unit.alike)
+        earlier = self._shown.get(unit.alike)
         title = ".".join(unit.path)
-        if known is not None:
-            return [_reference(f"{title}: as {known}", unit.rows)]
+        if earlier is not None:
+            return [_reference(f"{title}: as {earlier}", unit.rows)]
         if _has_blocks(unit):
             return self.entries(unit.inner, len(unit.path))
         self._shown[unit.alike] = title
@@ -149,10 +149,10 @@ class _Folding:
         rounds = [units[i : i + period] for i in range(0, len(units), period)]
         blocks = [unit for unit in units if len(unit.rows) > 1]
         first, last = ".".join(blocks[0].path), blocks[-1].path[-1]
-        title = f"{first} to {last}: {times} times the same"
-        known = [self._shown.get(unit.alike) for unit in rounds[0] if len(unit.rows) > 1]
-        if all(name is not None for name in known):
-            return [_reference(f"{title}, as {known[0]}", tuple(row for unit in units for row in unit.rows))]
+        title = f"{first} to {last}: {times} identical blocks"
+        earlier = [self._shown.get(unit.alike) for unit in rounds[0] if len(unit.rows) > 1]
+        if all(name is not None for name in earlier):
+            return [_reference(f"{title}, as {earlier[0]}", tuple(row for unit in units for row in unit.rows))]
         entries: list[Entry] = [Heading(title)]
         for i, unit in enumerate(rounds[0]):
             if len(unit.rows) > 1:

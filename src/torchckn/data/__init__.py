@@ -1,6 +1,7 @@
 """Images and labels: data sets by name, your own images, preprocessing, splits, batches.
 
-``sets.py`` has what a data set is, ``sources.py`` downloads and checks the public ones (``originals.py`` reads their files),
+``sets.py`` has what a data set is, ``sources.py`` downloads and checks the public ones (which ``catalogue.py`` lists,
+``originals.py`` reads and ``cache.py`` keeps),
 ``own.py`` and ``npz.py`` read your own images, ``streams.py`` those that do not fit into memory, ``batches.py`` iterates over
 data in any form, ``augmentation.py`` mirrors, crops and shifts training images. Preprocessing is in
 :mod:`torchckn.graph.preprocessing`: it is part of a network.
@@ -21,11 +22,13 @@ from ..errors import ConfigError, DataError, unknown_name
 from ..graph.preprocessing import Preprocessing
 from .augmentation import augment
 from .batches import batches, size_of
+from .cache import data_folder, is_cached
+from .catalogue import SOURCES
 from .limits import shown
 from .npz import load_npz
-from .own import load_folder, load_unlabelled
+from .own import load_folder, load_unlabeled
 from .sets import DataSet, Part, split
-from .sources import SOURCES, data_folder, fetch, is_cached, load_mini, verify
+from .sources import fetch, load_mini, verify
 from .streams import LazyPart
 from .streams import stream as open_stream
 
@@ -40,7 +43,7 @@ __all__ = [
     "fetch",
     "is_here",
     "load",
-    "load_unlabelled",
+    "load_unlabeled",
     "names",
     "size_of",
     "split",

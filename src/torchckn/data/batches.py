@@ -50,7 +50,7 @@ def placed_batches(
         return
     pair = None if isinstance(data, Dataset) else checked_batch(data, labels)
     if pair is None and not isinstance(data, Sized):
-        raise DataError(f"a dataset must say how long it is, which {type(data).__name__} does not")
+        raise DataError(f"expected a dataset with a length, got {type(data).__name__} without __len__")
     index = _indices(len(data if pair is None else pair[0]), batch_size, generator)
     here = [(i * batch_size, some) for i, some in enumerate(index) if wanted(i * batch_size)]
     if pair is None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import stat
 from pathlib import Path
 
 from ..errors import DataError
+from ..memory import most_memory
 
 
 def shown(path: object) -> str:
@@ -23,8 +22,8 @@ def check_class(name: str, where: str) -> None:
     """An error for a class whose name cannot be shown; it would be part of tables, pages and files."""
     if not name.isprintable() or len(name) > _LONGEST_NAME:
         raise DataError(
-            f"{where} expected folders whose names can be printed, of at most {_LONGEST_NAME} characters, because they are the "
-            f"names of the classes, got {shown(name)[:100]!r}; rename the folder"
+            f"{where} expected printable folder names of at most {_LONGEST_NAME} characters, because they are the "
+            f"class names, got {shown(name)[:100]!r}; rename the folder"
         )
 
 
@@ -36,9 +35,6 @@ def check_regular(file: Path) -> None:
 
 def check_memory(needed: int, what: str) -> None:
     """An error if this machine does not have so many bytes of memory, before they are asked for."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY:
-        memory = min(memory, limit)
+    memory = most_memory()
     if needed > memory:
         raise DataError(f"{what} would need {needed / 1e9:.1f} GB of memory, this machine has {memory / 1e9:.1f} GB")

@@ -1,7 +1,7 @@
 """The files that public data sets are published as, read into arrays: IDX files (MNIST), binary batches or pictures (CIFAR-10).
 
 They may come from anywhere, so nothing in them is believed: sizes are limited before they are read, and every error names the
-file. Whether the content is that of the data set is checked in ``sources.py``.
+file. Whether the content is that of the data set is checked in ``catalogue.py``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_idx(folder: Path, md5: Mapping[str, str] | None = None) -> Originals | 
         if packed.is_file() and (md5 or not plain.is_file()):
             content = _read(packed)
             if md5 and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5[packed.name]:
-                raise DataError(f"{packed} is not the file that was published: its md5 sum is another one")
+                raise DataError(f"{packed} is not the published file: its md5 sum is different")
             raw = _unpacked(packed, content)
             verified = verified and bool(md5)
             arrays[part] = _idx_array(packed, raw, 3 if "images" in part else 1)

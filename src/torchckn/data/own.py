@@ -45,7 +45,7 @@ def load_folder(folder: Path, resize: int | None = None) -> DataSet:
     return DataSet(shown(folder.name), parts["train"], parts.get("test"), tuple(classes), parts.get("valid"))
 
 
-def load_unlabelled(folder: str | os.PathLike[str], shape: tuple[int, int, int], *, resize: bool = False) -> Tensor:
+def load_unlabeled(folder: str | os.PathLike[str], shape: tuple[int, int, int], *, resize: bool = False) -> Tensor:
     """All images in a folder and its sub-folders, whatever their names, of the shape (C, H, W): (N, C, H, W), uint8
 
     Args:
@@ -53,7 +53,7 @@ def load_unlabelled(folder: str | os.PathLike[str], shape: tuple[int, int, int],
     """
     path = Path(folder)
     if not path.is_dir():
-        raise DataError(f"{shown(path)} is no folder; expected a folder of image files without labels")
+        raise DataError(f"{shown(path)} is not a folder; expected a folder of image files without labels")
     files = find_images(path)
     check_memory(len(files) * math.prod(shape), f"the {len(files)} images of {shown(path)}")
     return torch.stack([read_for(file, shape, resize) for file in files])
@@ -193,13 +193,29 @@ def read_image(file: Path | Piece, mode: str = "") -> Tensor:
                 image = Image.fromarray((values.astype(np.float64) / 257).round().astype(np.uint8))
             elif image.mode == "F":
                 raise ValueError("its pixels are floating-point numbers, where 8 or 16 bits are expected")
-            kind = mode or ("L" if image.mode in ("1", "L", "LA", "La") or _has_grey_palette(image) else "RGB")
+            kind = mode or ("L" if _has_grey_pixels(image) else "RGB")
             pixels = np.asarray(image.convert(kind))
-    except Exception as error:  # pillow raises nearly anything when a file is damaged
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{shown(file)} cannot be read as an image ({shown(reason)}); replace or remove it") from error
+    except Exception as error:
+        raise _unreadable(file, error) from error
     array = pixels[None] if kind == "L" else pixels.transpose(2, 0, 1)
     return torch.from_numpy(np.array(array))  # a copy: what PIL gives may not be written to
+
+
+def is_grey(file: Path | Piece) -> bool:
+    """Whether :func:`read_image` gives one channel; by the header of the file, unless it has a palette."""
+    from PIL import Image
+
+    try:
+        with Image.open(_opened(file), formats=_FORMATS) as image:
+            return image.mode.startswith("I") or _has_grey_pixels(image)
+    except Exception as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path | Piece, error: Exception) -> DataError:
+    """What an exception of pillow becomes, which raises nearly anything when a file is damaged."""
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return DataError(f"{shown(file)} cannot be read as an image ({shown(reason)}); replace or remove it")
 
 
 class Piece(NamedTuple):
@@ -220,10 +236,10 @@ def _opened(file: Path | Piece) -> Path | io.BytesIO:
     return file
 
 
-def _has_grey_palette(image: Any) -> bool:
-    """Whether all colors are grey, as in GIF files of grey images, which have a palette as well."""
+def _has_grey_pixels(image: Any) -> bool:
+    """Whether all colors are grey; GIF files of grey images have a palette as well."""
     if image.mode not in ("P", "PA"):
-        return False
+        return image.mode in ("1", "L", "LA", "La")
     colors = np.asarray(image.convert("RGB"))
     return bool((colors == colors[..., :1]).all())
 

@@ -6,6 +6,7 @@ Read next: :mod:`torchckn.data.streams`, which reads the images.
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ from .own import IMAGES
 class Location(NamedTuple):
     """Where images are: one entry per image."""
 
-    files: tuple[str, ...]
-    """paths: of shards, or one per image"""
+    files: np.ndarray
+    """paths as bytes: of shards, or one per image; Python objects would be copied in every worker that looks at them"""
     file: np.ndarray
     """which of them"""
     start: np.ndarray
@@ -32,9 +33,18 @@ class Location(NamedTuple):
     length: np.ndarray
     """bytes; 0: the whole file"""
 
+    def path(self, index: int) -> Path:
+        """The file of an image."""
+        return Path(os.fsdecode(self.files[self.file[index]]))
+
     def rows(self, index: np.ndarray) -> Location:
         """Some of the images, by their numbers."""
         return Location(self.files, self.file[index], self.start[index], self.length[index])
+
+
+def as_bytes(files: Sequence[Path]) -> np.ndarray:
+    """Paths in one array."""
+    return np.array([os.fsencode(file) for file in files])
 
 
 def index_tar(files: Sequence[Path]) -> tuple[Location, list[str]]:
@@ -50,7 +60,7 @@ def index_tar(files: Sequence[Path]) -> tuple[Location, list[str]]:
                     if member.isfile() and path.suffix.lower() in IMAGES:
                         if not member.size or member.issparse():
                             raise ValueError(
-                                f"{shown(member.name)[:100]} {'has holes' if member.issparse() else 'is empty'}"
+                                f"{shown(member.name)[:100]} {'is sparse' if member.issparse() else 'is empty'}"
                             )
                         rows.append((number, member.offset_data, member.size))
                         names.append(path.parent.name)
@@ -61,9 +71,11 @@ def index_tar(files: Sequence[Path]) -> tuple[Location, list[str]]:
                 f"{shown(file)} cannot be read as a .tar file that is not compressed ({shown(reason)}); make it with tar -cf"
             ) from error
     if not rows or "" in names:
-        raise DataError(f"{shown(files[0])} and its like expected images in a folder for each class, as in cat/1.png")
+        raise DataError(
+            f"{shown(files[0])} and similar .tar files expected images in one folder per class, such as cat/1.png"
+        )
     table = np.array(rows, np.int64)
-    return Location(tuple(map(str, files)), table[:, 0], table[:, 1], table[:, 2]), names
+    return Location(as_bytes(files), table[:, 0], table[:, 1], table[:, 2]), names
 
 
 def index_npz(files: Sequence[Path]) -> tuple[Location, list[str], tuple[int, int, int]]:
@@ -80,11 +92,11 @@ def index_npz(files: Sequence[Path]) -> tuple[Location, list[str], tuple[int, in
             if labels.shape != shape[:1]:
                 raise DataError(f"{shown(file)} expected a label for each image, got x of {shape} and y of {labels.shape}")
             if by_columns and len(shape) > 1:
-                raise ValueError("x is stored by columns; write it with np.savez(..., x=np.ascontiguousarray(x))")
+                raise ValueError("x is in Fortran order; write it with np.savez(..., x=np.ascontiguousarray(x))")
             y_values = read_array(archive, y)
             start += _first_byte(file, x)
         if dtype != np.uint8:
-            raise DataError(f"{shown(file)} expected x of uint8, as shards have it, got {dtype}")
+            raise DataError(f"{shown(file)} expected x of dtype uint8, got {dtype}")
         check_arrays(shape, dtype, y_values, shown(file))
         if y_values.min() < 0:
             raise DataError(f"{shown(file)} expected labels from 0, got {y_values.min()}; number the classes 0, 1, 2, ...")
@@ -100,7 +112,7 @@ def index_npz(files: Sequence[Path]) -> tuple[Location, list[str], tuple[int, in
         lengths.append(np.full(len(y_values), size))
         names += map(str, y_values.tolist())
     channels, height, width = shapes[0]
-    where = Location(tuple(map(str, files)), *map(np.concatenate, (numbers, starts, lengths)))
+    where = Location(as_bytes(files), *map(np.concatenate, (numbers, starts, lengths)))
     return where, names, (channels, height, width)
 
 

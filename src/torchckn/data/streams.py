@@ -7,6 +7,7 @@ each process reads its share of a batch and nothing else, and a run can be resum
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +20,13 @@ from torch.utils.data import Dataset
 
 from ..errors import ConfigError, DataError
 from .limits import check_class, shown
-from .own import VALIDATION, WIDEST, Piece, image_files_by_part, read_for, read_image
+from .own import VALIDATION, WIDEST, Piece, image_files_by_part, is_grey, read_for, read_image
 from .sets import DataSet
-from .shards import Location, index_npz, index_tar
+from .shards import Location, as_bytes, index_npz, index_tar
 
 SHARDS = (".tar", ".npz")
-#: images that tell whether a data set is grey or in color
-_LOOKED_AT = 64
+#: bytes of an image in a shard that tell whether it is in color, nearly always
+_HEADER = 2**12
 
 
 class LazyPart(Dataset[tuple[Tensor, Tensor]]):
@@ -46,14 +47,10 @@ class LazyPart(Dataset[tuple[Tensor, Tensor]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        file = Path(self.where.files[self.where.file[index]])
-        start, length = int(self.where.start[index]), int(self.where.length[index])
-        if not length:
-            return read_for(file, self.image_shape, self.resize), self.labels[index]
-        piece = _piece(file, start, length)
-        if file.suffix == ".npz":
-            return torch.frombuffer(bytearray(piece.content), dtype=torch.uint8).view(self.image_shape), self.labels[index]
-        return read_for(piece, self.image_shape, self.resize), self.labels[index]
+        image = _whole(self.where, index)
+        if isinstance(image, Piece) and self.where.path(index).suffix == ".npz":
+            return torch.frombuffer(bytearray(image.content), dtype=torch.uint8).view(self.image_shape), self.labels[index]
+        return read_for(image, self.image_shape, self.resize), self.labels[index]
 
     def subset(self, which: Tensor) -> LazyPart:
         """Some of the images, by their numbers."""
@@ -61,9 +58,26 @@ class LazyPart(Dataset[tuple[Tensor, Tensor]]):
         return LazyPart(where, self.labels[which], self.image_shape, resize=self.resize, workers=self.workers)
 
     def sample(self, count: int) -> Tensor:
-        """At most so many images, evenly spaced: (n, C, H, W)"""
-        step = max(1, len(self) // count)
-        return torch.stack([self[i][0] for i in range(0, len(self), step)][:count])
+        """At most so many images, evenly spaced over all of them, because folders are sorted by class: (n, C, H, W)"""
+        count = min(count, len(self))
+        return torch.stack([self[i * len(self) // count][0] for i in range(count)])
+
+    def digest(self) -> str:
+        """Of the names and sizes of the files, the places of images in them, and all labels; not of where the folder is."""
+        used, which = np.unique(self.where.file, return_inverse=True)
+        files = [os.fsdecode(self.where.files[number]) for number in used]
+        folder = os.path.commonpath([os.path.dirname(file) for file in files])
+        digest = hashlib.sha256(repr(self.image_shape).encode())
+        for file in files:
+            try:
+                digest.update(
+                    f"{os.path.relpath(file, folder)} {os.path.getsize(file)}\n".encode("utf-8", "surrogateescape")
+                )
+            except OSError as error:
+                raise DataError(f"{shown(file)} cannot be read: {error.strerror}") from error
+        for column in (which, self.where.start, self.where.length, self.labels.numpy()):
+            digest.update(np.ascontiguousarray(column, np.int64).tobytes())
+        return digest.hexdigest()
 
     def __repr__(self) -> str:
         return f"LazyPart({len(self)} images of shape {self.image_shape}, read when needed)"
@@ -87,7 +101,7 @@ def stream(folder: Path, resize: int | None = None, workers: int = 0) -> DataSet
     if not shards:
         classes, files = image_files_by_part(folder)
         places = {part: (_whole_files(list(some)), [*some.values()]) for part, some in files.items()}
-        shape = _shape(places["train"][0], resize)
+        shape = _shape([where for where, _ in places.values()], resize)
     else:
         classes, places, shape = _places_in_shards(folder, shards, resize)
     if len(classes) < 2:
@@ -125,7 +139,7 @@ def _places_in_shards(
     for part, index in rows.items():
         if not len(index):
             raise DataError(f"{shown(folder)} expected images in its shards for {part}, got none")
-    return classes, places, shape or _shape(places["train"][0], resize)
+    return classes, places, shape or _shape([where for where, _ in places.values()], resize)
 
 
 def _part_of(name: str) -> str:
@@ -140,17 +154,30 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def _whole_files(files: Sequence[Path]) -> Location:
     count = len(files)
-    return Location(tuple(map(str, files)), np.arange(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
+    return Location(as_bytes(files), np.arange(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
 
 
-def _shape(where: Location, resize: int | None) -> tuple[int, int, int]:
-    """(C, H, W) of all images: grey if all that are looked at are."""
-    pixels = []
-    for index in range(0, len(where.file), max(1, len(where.file) // _LOOKED_AT)):
-        file, length = Path(where.files[where.file[index]]), int(where.length[index])
-        pixels.append(read_image(_piece(file, int(where.start[index]), length) if length else file))
-    height, width = (resize, resize) if resize else (pixels[0].shape[1], pixels[0].shape[2])
-    return max(len(image) for image in pixels), height, width
+def _shape(parts: Sequence[Location], resize: int | None) -> tuple[int, int, int]:
+    """(C, H, W) of all images, the size that of the first one; if any of them is in color, all are, as in memory."""
+    _, height, width = read_image(_whole(parts[0], 0)).shape
+    is_colored = any(not _is_grey(where, index) for where in parts for index in range(len(where.file)))
+    return 3 if is_colored else 1, resize or height, resize or width
+
+
+def _is_grey(where: Location, index: int) -> bool:
+    """Whether an image is grey; of a shard, from the first bytes of the image if they suffice."""
+    if where.length[index] > _HEADER:
+        try:
+            return is_grey(_piece(where.path(index), int(where.start[index]), _HEADER))
+        except DataError:
+            pass  # its header is longer, or it has a palette
+    return is_grey(_whole(where, index))
+
+
+def _whole(where: Location, index: int) -> Path | Piece:
+    """An image: its file, or its bytes in a shard."""
+    file, length = where.path(index), int(where.length[index])
+    return _piece(file, int(where.start[index]), length) if length else file
 
 
 def _piece(file: Path, start: int, length: int) -> Piece:

@@ -108,12 +108,12 @@ def rbf_machine(x: Tensor, y: Tensor, test: Tensor, splits: Sequence[tuple[Tenso
     for gamma in GAMMAS:
         gram = (distances * (-gamma / scale)).exp_()
         for c in COSTS:
-            found = []
+            by_split = []
             for rest, here in splits:
                 machine = SVC(C=c, kernel="precomputed").fit(gram[rest][:, rest].numpy(), y[rest].numpy())
                 right = torch.from_numpy(machine.predict(gram[here][:, rest].numpy())) == y[here]
-                found.append(float(right.double().mean()))
-            accuracies[gamma, c] = sum(found) / len(found)
+                by_split.append(float(right.double().mean()))
+            accuracies[gamma, c] = sum(by_split) / len(by_split)
     gamma, c = best = max(accuracies, key=lambda pair: accuracies[pair])
     machine = SVC(C=c, kernel="precomputed").fit((distances * (-gamma / scale)).exp().numpy(), y.numpy())
     parts = [

@@ -1,9 +1,10 @@
 """One cell of an experiment, from its settings to a JSON file.
 
 Cells that begin alike (the same unsupervised network, the same seed) share that beginning: it is computed once and kept in
-``work/starts``. Cells that differ only in their seed, or in their number of steps, share the choice of a learning rate, made with
-the first seed and kept in ``work/trials``. A cell that is interrupted continues from its last checkpoint. Read next:
-:mod:`torchckn.experiments.runner`.
+``work/starts``. Cells that differ only in their seed, or in their number of steps, share the choice of a learning rate, made
+with the first seed and kept in ``work/trials``. A cell with ``total_seconds`` is trained for as many steps as fit into that time;
+how long a step takes is measured with the first seed and kept in ``work/speeds``. A cell that is interrupted continues from its
+last checkpoint. Read next: :mod:`torchckn.experiments.runner`.
 
     python -m torchckn.experiments.cell FOLDER THREADS PARENT CELL
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -27,7 +29,7 @@ from filelock import FileLock
 
 from .. import runs
 from ..building import Images, build_network, load_images
-from ..errors import CKNError, DataError, NumericalError
+from ..errors import CKNError, ConfigError, DataError, NumericalError
 from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import TrainResult, evaluate, fit_filters, fit_head
 from ..network import CKN, Classifier
@@ -41,6 +43,8 @@ from .variants import method_class, preprocessing
 
 #: Settings that do not change which learning rate is chosen.
 _UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
+#: Steps by which the time of a step is measured, after a pass over the images, in which more is computed than later.
+_TIMED = 20
 #: Training images that the classifier of a trial is fitted to.
 _TRIAL_IMAGES = 10_000
 
@@ -112,8 +116,17 @@ def start_file(folder: Path, cell: Cell) -> Path:
 
 def trials_file(folder: Path, cell: Cell) -> Path:
     """Accuracies of the learning rates: the same for cells that differ in their seed or their number of steps alone."""
+    return _file_of_all_seeds(folder / "work" / "trials", cell)
+
+
+def speed_file(folder: Path, cell: Cell) -> Path:
+    """The time before the first step, and that of a step."""
+    return _file_of_all_seeds(folder / "work" / "speeds", cell)
+
+
+def _file_of_all_seeds(folder: Path, cell: Cell) -> Path:
     given = identity(cell.settings, cell.extras, cell.measure)
-    return folder / "work" / "trials" / f"{_digest({k: v for k, v in given.items() if k not in _UNTRIED})}.json"
+    return folder / f"{_digest({k: v for k, v in given.items() if k not in _UNTRIED})}.json"
 
 
 def _is_to_be_tuned(cell: Cell) -> bool:
@@ -193,6 +206,7 @@ class _Bench:
 
 def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train, with the best of the learning rates if there are several; then read the test set, once."""
+    bench = _timed(bench)
     lr, trials = _tuned(bench)
     net, facts = bench.started()
     images = bench.cell.extras.get("refit_images")
@@ -209,6 +223,43 @@ def _measure_training(bench: _Bench) -> tuple[dict[str, Any], list[dict[str, Any
         "step_seconds": _rounded((kept[-1]["seconds"] - kept[0]["seconds"]) / result.steps),
     }
     return measured, history
+
+
+def _timed(bench: _Bench) -> _Bench:
+    """The cell with as many steps as fit into its total time, if it has one, without the time of the last classifier."""
+    total = bench.cell.extras.get("total_seconds")
+    if total is None:
+        return bench
+    file = speed_file(bench.folder, bench.cell)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        if not file.exists():
+            write_atomically(file, json.dumps(_speed(bench.with_seed(0))).encode())
+    speed = json.loads(file.read_text())
+    later = (total - speed["start_seconds"] - speed["first_seconds"]) / speed["step_seconds"]
+    steps = math.floor(speed["first_steps"] + later)
+    if steps < 1:
+        raise ConfigError(
+            f"{bench.cell.name}: total_seconds = {total} expected more than the {speed['start_seconds']:.0f} s before the first "
+            "step"
+        )
+    given = bench.cell.given | {"steps": steps, "evaluate_every": max(1, steps // 10)}
+    return replace(bench, cell=replace(bench.cell, given=given))
+
+
+def _speed(bench: _Bench) -> dict[str, float]:
+    net, facts = bench.started()
+    training = bench.settings.training.resolved(net.default_method, len(bench.images.train))
+    first = max(1, len(bench.images.train) // (training.batch_size or 1))
+    lr = training.lr or bench.cell.extras["lrs"][0]
+    result = bench.trained(net, None, lr=lr, steps=first + _TIMED, evaluate_every=first, final_head=False)
+    at = {record["step"]: record["seconds"] for record in result.history if "valid_accuracy" in record}
+    return {
+        "start_seconds": facts["start_seconds"],
+        "first_steps": first,
+        "first_seconds": at[first] - at[0],
+        "step_seconds": (at[first + _TIMED] - at[first]) / _TIMED,
+    }
 
 
 def _tuned(bench: _Bench) -> tuple[Any, dict[str, float]]:
@@ -232,7 +283,7 @@ def _try(bench: _Bench, file: Path) -> Path:
     """
     some = bench.images.train[:_TRIAL_IMAGES]
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
-    steps = bench.cell.extras["trial_steps"]
+    steps = bench.cell.extras.get("trial_steps", bench.settings.training.steps)
     for lr in (given if isinstance(given, str) else f"cosine:{given}" for given in bench.cell.extras["lrs"]):
         if lr not in trials:
             net, _ = bench.started()

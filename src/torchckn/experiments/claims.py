@@ -32,9 +32,9 @@ def _difference_case(
     """The case of a difference, in percentage points by seed; none if there is no pair of runs."""
     if not differences:
         return []
-    found = estimate(differences)
-    text = f"{label}: {found.text(digits)}" if label else found.text(digits)
-    return [Case(text, found.is_within(*span), 2 * len(differences) if runs is None else runs)]
+    interval = estimate(differences)
+    text = f"{label}: {interval.text(digits)}" if label else interval.text(digits)
+    return [Case(text, interval.is_within(*span), 2 * len(differences) if runs is None else runs)]
 
 
 # Accuracy of the gradient
@@ -48,9 +48,9 @@ def _gradient_claim(text: str, source: str, worse: str, better: str, least: floa
         for key, what in (("root_errors", "only the inverse root in float32"), ("errors", "the whole network in float32")):
             for count in _filters(selected):
                 group = [r for r in selected if r["filters"] == count]
-                found = geometric_estimate([r[key][worse] / r[key][better] for r in group])
-                label = f"{what}, {count} filters: ratio {found.text(unit='', signed=False)}"
-                cases.append(Case(label, found.is_within(least, math.inf), len(group) if key == "errors" else 0))
+                interval = geometric_estimate([r[key][worse] / r[key][better] for r in group])
+                label = f"{what}, {count} filters: ratio {interval.text(unit='', signed=False)}"
+                cases.append(Case(label, interval.is_within(least, math.inf), len(group) if key == "errors" else 0))
         return cases, ""
 
 
@@ -191,9 +191,9 @@ def _against_convnet(
 def _accuracy_case(label: str, runs: Sequence[Result], span: tuple[float, float]) -> list[Case]:
     if not runs:
         return []
-    found = estimate([100 * run["test_accuracy"] for run in runs])
-    text = found.text(2, signed=False)
-    return [Case(f"{label}: {text}" if label else text, found.is_within(*span), len(runs))]
+    interval = estimate([100 * run["test_accuracy"] for run in runs])
+    text = interval.text(2, signed=False)
+    return [Case(f"{label}: {text}" if label else text, interval.is_within(*span), len(runs))]
 
 
 _lenet_claims("lenet1")
@@ -233,9 +233,9 @@ def _unsupervised_claim(network: str, low: int, high: float = math.inf) -> None:
             trained = results.of("ckn-convnet", network=network, filters=filters, kind="ckn")
             pairs = results.paired(unsupervised, trained)
             if pairs:
-                found = estimate([100 * a["test_accuracy"] / b["test_accuracy"] for a, b in pairs])
-                label = f"{filters} filters: {found.text(signed=False)}"
-                cases.append(Case(label, found.is_within(low, high), 2 * len(pairs)))
+                interval = estimate([100 * a["test_accuracy"] / b["test_accuracy"] for a, b in pairs])
+                label = f"{filters} filters: {interval.text(signed=False)}"
+                cases.append(Case(label, interval.is_within(low, high), 2 * len(pairs)))
         return cases, ""
 
 
@@ -326,15 +326,15 @@ _comparison(
     *("convnet-ulr", {"method": "ulr"}, {"method": "sgd"}),
 )
 _comparison(
-    "Slip: ULR with a diagonal Hessian is more accurate with the correct sign than with the opposite one (8 filters)",
+    "Bug: ULR with a diagonal Hessian is more accurate with the correct sign than with the opposite one (8 filters)",
     *("slips", {"slip": "none", "hessian": "diag"}, {"slip": "diagonal-sign"}),
 )
 _comparison(
-    "Slip: SGO is more accurate with the L2 penalty that ULR has than without it (8 filters)",
+    "Bug: SGO is more accurate with the L2 penalty that ULR has than without it (8 filters)",
     *("slips", {"slip": "none", "method": "sgo"}, {"slip": "sgo-without-penalty"}),
 )
 _comparison(
-    "Slip: whitening is more accurate than half whitening, by the inverse fourth root (8 filters)",
+    "Bug: whitening is more accurate than half whitening, by the inverse fourth root (8 filters)",
     *("slips", {"slip": "none", "method": "ulr", "hessian": "auto"}, {"slip": "half-whitening"}),
 )
 

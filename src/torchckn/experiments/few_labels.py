@@ -56,7 +56,7 @@ def accuracy_by_labels(
         test_labels=whole.test.labels,
         classes=len(whole.classes),
         seed=seed,
-        unlabelled=whole.train.images,
+        unlabeled=whole.train.images,
         ckn=lambda: unsupervised_network(settings, whole, shared),
         shared=shared,
         color=whole.image_shape[0] > 1,

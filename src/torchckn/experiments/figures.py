@@ -41,6 +41,7 @@ METHOD_NAMES = {
     "ulr": "ULR",
     "sgo": "SGO",
     "sgd": "SGD",
+    "adamw": "AdamW",
     "eigh": "closed form",
     "newton": "Newton",
     "newton:50": "Newton",
@@ -88,7 +89,9 @@ def value_label(name: str, value: Any) -> str:
     if name == "budget":
         return f"equal {value}"
     if name == "centering":
-        return f"centering per {value}"
+        return "no feature scaling" if value == "raw" else f"centering per {value}"
+    if name == "augment":
+        return "no augmentation" if value == "none" else str(value).replace(",", " and ")
     if name == "slip":
         return "none" if value == "none" else str(value).replace("-", " ")
     return NETWORK_NAMES.get(value, METHOD_NAMES.get(value, str(value)))
@@ -126,10 +129,10 @@ def _curves(experiment: Experiment, results: list[Result]) -> list[Figure]:
             lines = grouped(inside, layout.lines)
             for colour, (line, runs) in zip(itertools.cycle(COLOURS), lines.items(), strict=False):
                 points = _curve_points(runs, name)
-                _plot_with_range(axes, points, colour, _label(layout.lines, line))
+                _plot_with_range(axes, points, colour, joined_label(layout.lines, line))
                 curves += [list(curve) for curve in zip(*(values for _, values in points), strict=True)]
             crop_out_start(axes, curves)
-            axes.set_title(fill(f"{_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
+            axes.set_title(fill(f"{joined_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
             axes.set_xlabel(label)
             axes.set_ylabel("validation accuracy (%)")
             axes.legend(frameon=False, fontsize=8, loc="lower right")
@@ -171,7 +174,7 @@ def _over_filters(experiment: Experiment, results: list[Result]) -> list[Figure]
             points = [(key[0], [100 * r["test_accuracy"] for r in group]) for key, group in by_filters]
             _plot_with_range(axes, points, colour, _network_label(lines, line, experiment.name))
         _set_filters_axis(axes, inside)
-        axes.set_title(fill(f"{_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
+        axes.set_title(fill(f"{joined_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
         axes.set_ylabel("test accuracy (%)")
         if len(kinds) > 3:  # a legend too large for the free space between the lines
             low, high = axes.get_ylim()
@@ -183,7 +186,7 @@ def _over_filters(experiment: Experiment, results: list[Result]) -> list[Figure]
 def _network_label(names: Sequence[str], line: tuple[Any, ...], experiment: str) -> str:
     values = dict(zip(names, line, strict=True))
     if "kind" not in values:
-        return _label(names[1:], line[1:])
+        return joined_label(names[1:], line[1:])
     name = NETWORK_NAMES[values["kind"]]
     if values["kind"] == "ckn":
         return f"{name}, unsupervised filters" if values["experiment"] == "unsupervised" else name
@@ -195,12 +198,15 @@ def _network_label(names: Sequence[str], line: tuple[Any, ...], experiment: str)
 
 def _over_labels(experiment: Experiment, results: list[Result]) -> list[Figure]:
     panels = grouped(results, experiment.figure.panels)
-    figure, grid = _panels(len(panels), 2, 3.6)
+    figure, grid = _panels(len(panels), 2, 4.2)
+    colours = dict(zip(LEARNER_NAMES, (*COLOURS, "#000000"), strict=True))  # a learner has one color in all panels
+    lines: dict[str, Any] = {}
     for axes, (values, inside) in zip(grid, panels.items(), strict=True):
         counts: set[int] = set()
-        for colour, ((learner,), runs) in zip(itertools.cycle(COLOURS), grouped(inside, ["learner"]).items(), strict=False):
+        for (learner,), runs in grouped(inside, ["learner"]).items():
             accuracies = accuracies_by_labels(runs)
-            _plot_with_range(axes, sorted(accuracies.items()), colour, LEARNER_NAMES[learner])
+            _plot_with_range(axes, sorted(accuracies.items()), colours[learner], LEARNER_NAMES[learner])
+            lines[LEARNER_NAMES[learner]] = axes.get_lines()[-1]
             counts |= accuracies.keys()
         axes.set_xscale("log")
         axes.set_xticks(sorted(counts), [f"{count:,}" for count in sorted(counts)])
@@ -208,7 +214,7 @@ def _over_labels(experiment: Experiment, results: list[Result]) -> list[Figure]:
         axes.set_xlabel("labels")
         axes.set_ylabel("test accuracy (%)")
         axes.set_title(", ".join(DATA_NAMES.get(value, value) for value in values), fontsize=9)
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(lines.values(), lines.keys(), frameon=False, fontsize=8, loc="outside lower center", ncols=3)
     return [figure]
 
 
@@ -248,8 +254,12 @@ def _plot_with_range(axes: Axes, points: Sequence[tuple[float, list[float]]], co
     axes.fill_between(xs, [min(v) for _, v in points], [max(v) for _, v in points], color=colour, alpha=0.2, linewidth=0)
 
 
-def _label(names: Sequence[str], values: Sequence[Any]) -> str:
-    return ", ".join(value_label(name, value) for name, value in zip(names, values, strict=True))
+def joined_label(names: Sequence[str], values: Sequence[Any]) -> str:
+    """The label of a line or panel: ``ConvNet, AdamW``; an optimizer of its own says more than the method, SGD less."""
+    given = dict(zip(names, values, strict=True))
+    if "optimizer" in given:
+        del given["optimizer" if given["optimizer"] == "sgd" else "method"]
+    return ", ".join(value_label(name, value) for name, value in given.items())
 
 
 _KINDS: dict[str, Callable[[Experiment, list[Result]], list[Figure]]] = {

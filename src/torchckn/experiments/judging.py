@@ -19,10 +19,10 @@ from ..formats import difference
 #: How verdicts are reached, for readers of the page.
 VERDICT_RULES = (
     "Each number is a mean over n seeds with its 95 % confidence interval (Student's t). Differences of accuracy are in "
-    "percentage points, between runs with the same seed and thus the same images. A claim is a span: of a difference, a "
-    "fraction or an accuracy. It *holds* for a network and a number of filters if the whole interval is inside the span, it "
-    "*does not hold* if the whole interval is outside, and it is *undecided* if the interval is partly inside or if there "
-    "is one seed only, which has no interval. *More accurate* without a number means a difference above zero."
+    "percentage points, between runs with the same seed and thus the same images. A claim gives a range for a difference, a "
+    "fraction or an accuracy. It *holds* for a network and a number of filters if the whole interval is inside the range, "
+    "it *does not hold* if the whole interval is outside, and it is *undecided* if the interval is partly inside or if "
+    "there is only one seed, and thus no interval. *More accurate* without a number means a difference above zero."
 )
 
 
@@ -144,8 +144,8 @@ class Claims:
         return register
 
     def judged(self, results: object) -> list[JudgedClaim]:
-        found = []
+        claims = []
         for claim, judge in self.judges:
             cases, remark = judge(results)
-            found.append(replace(claim, cases=tuple(cases), remark=remark))
-        return found
+            claims.append(replace(claim, cases=tuple(cases), remark=remark))
+        return claims

@@ -49,7 +49,7 @@ class Problem:
     test_labels: Tensor
     classes: int
     seed: int
-    unlabelled: Tensor
+    unlabeled: Tensor
     """all training images"""
     ckn: Callable[[], CKN]
     """a network with unsupervised filters"""
@@ -89,8 +89,8 @@ def linear_classifier(x: Tensor, y: Tensor, test: Tensor, classes: int) -> Learn
         weight, bias, _ = fit_classifier(x, y, classes, lam=lam)
     else:
         rest, here = next(splits(y))
-        weight, bias, found = fit_classifier(x[rest], y[rest], classes, x[here], y[here], refit=True)
-        lam, accuracy = found.lam, found.accuracy or 0.0
+        weight, bias, fit = fit_classifier(x[rest], y[rest], classes, x[here], y[here], refit=True)
+        lam, accuracy = fit.lam, fit.accuracy or 0.0
     return Learned((test @ weight + bias).argmax(1), accuracy, {"lam": lam})
 
 
@@ -126,7 +126,7 @@ def _ckn(problem: Problem) -> Learner:
 
 
 def _kmeans(problem: Problem) -> Learner:
-    features = PatchFeatures.fit(problem.unlabelled, torch.Generator().manual_seed(0)).__call__
+    features = PatchFeatures.fit(problem.unlabeled, torch.Generator().manual_seed(0)).__call__
     name = f"kmeans-{'color' if problem.color else 'grey'}"
     return _with_features(problem, features(problem.images), _kept(problem, name, features))
 
@@ -155,6 +155,7 @@ def _ckn_ulr(problem: Problem) -> Learner:
             steps=ULR_STEPS,
             batch_size=batch_size,
             evaluate_every=ULR_STEPS,
+            folds=FOLDS if valid is None else None,
             seed=problem.seed,
             progress=False,
         )
@@ -203,7 +204,7 @@ def _convnet(augment: bool) -> Callable[[Problem], Learner]:
 
 #: learning rates that are tried, and steps of 64 images (all of them, if they are fewer), by the number of labels
 RATES = (0.001, 0.004)
-STEPS = {50: 100, 100: 150, 300: 200, 1000: 300, 3000: 400, 10000: 600}
+STEPS = {50: 150, 100: 300, 300: 600, 1000: 2000, 3000: 3000, 10000: 6000}
 
 
 def _steps(count: int) -> int:
@@ -216,8 +217,8 @@ def _machine(features: Callable[[Tensor], Tensor]) -> Callable[[Problem], Learne
 
         def learn(count: int) -> Learned:
             labels = problem.labels[:count]
-            found = rbf_machine(own[:count], labels, test, list(splits(labels)))
-            return Learned(found.predictions, found.valid_accuracy, {"c": found.c, "gamma": found.gamma})
+            machine = rbf_machine(own[:count], labels, test, list(splits(labels)))
+            return Learned(machine.predictions, machine.valid_accuracy, {"c": machine.c, "gamma": machine.gamma})
 
         return learn
 

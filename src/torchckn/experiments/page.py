@@ -68,7 +68,7 @@ def _introduction(results: Results, scale: str) -> str:
 def _clocks(results: Sequence[Result]) -> str:
     by_cpu = sum(result.clock == "cpu" for result in results)
     return (
-        f"Times are CPU times of the process in {by_cpu} runs, which other programs on the machine hardly change, and wall-clock "
+        f"Times are CPU times of the process in {by_cpu} runs, which other programs on the machine hardly affect, and wall-clock "
         f"times in the other {len(results) - by_cpu}."
     )
 
@@ -124,5 +124,5 @@ def _gradient_table(results: Sequence[Result]) -> str:
 
 
 def _mean_and_interval(results: Sequence[Result], key: str) -> str:
-    found = estimate([100 * result[key] for result in results])
-    return f"{found.mean:.2f} ± {found.high - found.mean:.2f}" if found.n > 1 else f"{found.mean:.2f}"
+    interval = estimate([100 * result[key] for result in results])
+    return f"{interval.mean:.2f} ± {interval.high - interval.mean:.2f}" if interval.n > 1 else f"{interval.mean:.2f}"

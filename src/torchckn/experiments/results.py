@@ -93,11 +93,11 @@ class Results:
 
 def accuracies_by_labels(results: Sequence[Result]) -> dict[int, list[float]]:
     """Test accuracies (%) of all draws, by the number of labels."""
-    found: dict[int, list[float]] = {}
+    accuracies: dict[int, list[float]] = {}
     for result in results:
         for record in result.history:
-            found.setdefault(record["labels"], []).append(100 * record["test_accuracy"])
-    return found
+            accuracies.setdefault(record["labels"], []).append(100 * record["test_accuracy"])
+    return accuracies
 
 
 def read_results(folder: Path, scale: str) -> Results:

@@ -140,8 +140,8 @@ def _trouble(process: _Process) -> str | None:
         return None
     if code < 0:
         return f"killed by {signal.Signals(-code).name} (out of memory?); its log is {process.log}"
-    said = process.log.read_bytes()[process.log_size :].decode(errors="replace").strip().splitlines()
-    return f"{said[-1] if said else f'status {code}'}; its log is {process.log}"
+    lines = process.log.read_bytes()[process.log_size :].decode(errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else f'status {code}'}; its log is {process.log}"
 
 
 def what_is_left(cells: Sequence[Cell], folder: Path, jobs: int) -> str:

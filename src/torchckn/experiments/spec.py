@@ -149,8 +149,8 @@ class Cell:
     def check(self) -> None:
         """An error for what this cell could not be run with."""
         _ = self.settings
-        if "lrs" in self.extras and "trial_steps" not in self.extras:
-            raise ConfigError(f"{self.name}: lrs needs trial_steps as well, the steps of each trial")
+        if "lrs" in self.extras and not {"trial_steps", "total_seconds"} & self.extras.keys():
+            raise ConfigError(f"{self.name}: lrs needs trial_steps as well, the steps of each trial, or total_seconds")
         if self.measure == "gradient" and "gradient" not in self.extras:
             raise ConfigError(f"{self.name}: the measure 'gradient' needs gradient = {{ images, directions, methods }}")
         if self.measure == "few-labels":
@@ -198,7 +198,7 @@ def experiment(name: str) -> Experiment:
             raise ConfigError(f"{name}: {own.name!r} is the name of an experiment of the paper; choose another one")
         return own
     if name not in packaged:
-        raise unknown_name("experiment", name, packaged, "Or name a .toml file of your own.")
+        raise unknown_name("experiment", name, packaged, "Or give your own .toml file.")
     return packaged[name]
 
 
@@ -218,7 +218,18 @@ def preset(name: str) -> Preset:
 
 
 #: what a cell may be given beside settings of training
-_OF_MEASURES = ("lrs", "trial_steps", "gradient", "slip", "budget", "refit", "refit_images", "learner", "label_counts")
+_OF_MEASURES = (
+    "lrs",
+    "trial_steps",
+    "total_seconds",
+    "gradient",
+    "slip",
+    "budget",
+    "refit",
+    "refit_images",
+    "learner",
+    "label_counts",
+)
 
 
 def _require_known(name: str, source: str) -> None:

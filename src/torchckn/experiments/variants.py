@@ -6,31 +6,21 @@ A slip is either a training step of its own, a subclass of the right one, or ano
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from ..data import Preprocessing
 from ..errors import unknown_name
 from ..fit.methods import SGO, ULR, Method, accuracy_of
-from ..fit.ulr import Reduced, diagonal_step, reduced_objective
+from ..fit.ulr import diagonal_step
 
 
 class OppositeDiagonal(ULR):
     """Ultimate layer reversal with the diagonal Hessian, its step with the sign reversed."""
 
-    def _reduce(self, scaled: Tensor, labels: Tensor) -> Reduced:
-        o, total = self.options, self.net.scaling.total
-        return reduced_objective(
-            scaled,
-            labels,
-            self.net.head,
-            self.lam,
-            o.tau,
-            o.loss,
-            "diag",
-            total=total,
-            solver=lambda batch, tau: -diagonal_step(batch, tau),
-        )
+    def _model(self) -> dict[str, Any]:
+        return super()._model() | {"hessian": "diag", "solver": lambda batch, tau: -diagonal_step(batch, tau)}
 
 
 class SGOWithoutPenalty(SGO):

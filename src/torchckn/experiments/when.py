@@ -12,8 +12,8 @@ from pathlib import Path
 from string import Template
 
 from ..choices import ScaleName
-from .figures import DATA_NAMES, LEARNER_NAMES, NETWORK_NAMES, grouped
-from .results import Result, Results, accuracies_by_labels, read_results
+from .figures import DATA_NAMES, LEARNER_NAMES, grouped, joined_label
+from .results import Result, accuracies_by_labels, read_results
 from .tables import markdown_table, mean_and_range
 
 
@@ -22,7 +22,7 @@ def when_text(folder: Path, scale: ScaleName, images: str) -> str:
     results = read_results(folder, scale)
     tables = "\n\n".join(few_labels_tables(results.of("few-labels"))) or "Not run yet."
     text = resources.files(__package__).joinpath("when.md").read_text(encoding="utf-8")
-    return Template(text).substitute(images=images, few_labels=tables, equal_time=equal_time_table(results))
+    return Template(text).substitute(images=images, few_labels=tables, equal_time=equal_time_table(results.of("equal-time")))
 
 
 def few_labels_tables(results: Sequence[Result]) -> list[str]:
@@ -32,7 +32,8 @@ def few_labels_tables(results: Sequence[Result]) -> list[str]:
         by_learner = {learner: accuracies_by_labels(some) for (learner,), some in grouped(runs, ["learner"]).items()}
         counts = sorted({count for accuracies in by_learner.values() for count in accuracies})
         best = {
-            count: max(statistics.mean(found[count]) for found in by_learner.values() if count in found) for count in counts
+            count: max(statistics.mean(learned[count]) for learned in by_learner.values() if count in learned)
+            for count in counts
         }
         rows = []
         for learner, accuracies in by_learner.items():
@@ -50,17 +51,27 @@ def few_labels_tables(results: Sequence[Result]) -> list[str]:
     return tables
 
 
-def equal_time_table(results: Results) -> str:
-    """All-CNN-C and its ConvNet in as much training time, by the number of filters."""
-    common = {"network": "allcnn"}
+#: what distinguishes the networks that are compared in equal time
+_TRAINED_BY = ("kind", "method", "optimizer")
+
+
+def equal_time_table(results: Sequence[Result]) -> str:
+    """All-CNN-C and its ConvNets in equal total time, by the number of filters, the best of each in bold."""
+    if not results:
+        return "Not run yet."
+    columns = list(grouped(results, _TRAINED_BY))
     rows = []
-    ckns = grouped(results.of("ckn-convnet", kind="ckn", **common), ["filters"])
-    for (filters,), ckn in sorted(ckns.items()):
-        row = [str(filters), mean_and_range([100 * run["test_accuracy"] for run in ckn], 1)]
-        for bias in (False, True):
-            wanted = common | {"kind": "convnet", "filters": filters, "options.bias": bias, "budget": "time"}
-            runs = results.of("ckn-convnet", **wanted)
-            row.append(mean_and_range([100 * run["test_accuracy"] for run in runs], 1) if runs else "-")
-        rows.append([*row, str(len(ckn))])
-    convnet = NETWORK_NAMES["convnet"]
-    return markdown_table(["filters", NETWORK_NAMES["ckn"], f"{convnet}, no biases", f"{convnet}, biases", "seeds"], rows)
+    for (filters,), runs in sorted(grouped(results, ["filters"]).items()):
+        accuracies = {
+            line: [100 * run["test_accuracy"] for run in some] for line, some in grouped(runs, _TRAINED_BY).items()
+        }
+        best = max(map(statistics.mean, accuracies.values()))
+        cells = []
+        for line in columns:
+            text = mean_and_range(accuracies[line], 1) if line in accuracies else "-"
+            cells.append(f"**{text}**" if line in accuracies and statistics.mean(accuracies[line]) == best else text)
+        minutes = [run.seconds_at(run.history[-1]) / 60 for run in runs]
+        time = f"{min(minutes):.1f} to {max(minutes):.1f}"
+        rows.append([str(filters), *cells, time, str(max(map(len, accuracies.values())))])
+    heads = ["filters", *(joined_label(_TRAINED_BY, line) for line in columns), "total time (minutes)", "seeds"]
+    return markdown_table(heads, rows)

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from ..choices import Augmentation
+from ..data import LazyPart
 from ..data.augmentation import augment
 from ..data.batches import batches, checked_batch, read_items
-from ..distributed import share, total_of_numbers, world
+from ..distributed import share, world
 from ..errors import ConfigError, DataError
-from .features import check_labels
+from .features import CHUNK, check_labels
 
 
 class TrainingBatches:
@@ -26,6 +27,8 @@ class TrainingBatches:
         data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``, whose own batches are taken as they are.
         generator: shuffles each epoch.
         augmentation: what is done at random to the images of each step (:func:`torchckn.data.augment`).
+        unit: images in a row that one process gets, if shares are not too unequal then: those that go through the network
+            together, which makes the last bits of their sums the same whatever the number of processes.
     """
 
     def __init__(
@@ -35,10 +38,12 @@ class TrainingBatches:
         classes: int,
         generator: torch.Generator,
         augmentation: Sequence[Augmentation] | None = None,
+        unit: int = CHUNK,
     ) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size expected an integer >= 1, got {batch_size!r}")
         self.data, self.batch_size, self.generator, self.augmentation = data, batch_size, generator, augmentation
+        self.unit = unit
         self.streams = isinstance(data, (DataLoader, IterableDataset))
         self.epoch, self.position = 0, 0
         self.order = torch.empty(0, dtype=torch.long)
@@ -69,17 +74,15 @@ class TrainingBatches:
 
     def next(self) -> tuple[Tensor, Tensor]:
         """The next batch, augmented."""
-        return self._augmented(*self._next())
+        return self._shared_stream() if self.streams else self._augmented(*self._next(), self.batch_size)
 
-    def _augmented(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _augmented(self, images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """This process's share of a batch of so many images."""
         if not self.augmentation:
             return images, labels
-        count = int(total_of_numbers(len(images))[0]) if self.streams else self.batch_size
-        return augment(images, self.augmentation, self.generator, share(count), count), labels
+        return augment(images, self.augmentation, self.generator, share(count, self.unit), count), labels
 
     def _next(self) -> tuple[Tensor, Tensor]:
-        if self.streams:
-            return self._from_stream()
         if self.position + self.batch_size > len(self.order):
             self.epoch += len(self.order) > 0
             self.order, self.position = torch.randperm(self.count, generator=self.generator), 0
@@ -87,25 +90,38 @@ class TrainingBatches:
         if self._ahead is None and int(getattr(self.data, "workers", 0)):
             rest = self.order[self.position :].split(self.batch_size)
             self._ahead = read_items(
-                self.data, [index[share(len(index))] for index in rest if len(index) == self.batch_size]
+                self.data, [index[share(len(index), self.unit)] for index in rest if len(index) == self.batch_size]
             )
         index = self.order[self.position : self.position + self.batch_size]
         self.position += self.batch_size
-        return self._take(index) if self._ahead is None else _with_labels(checked_batch(next(self._ahead), True))
+        if self._ahead is None:
+            return self._take(index)
+        batch = next(self._ahead)
+        if self.at_end_of_epoch:
+            self._ahead = None  # its workers have nothing more to read
+        return _with_labels(checked_batch(batch, True))
 
     def extra(self) -> tuple[Tensor, Tensor]:
         """A batch for trials: at random, leaving the order of training as it is (but not that of a stream)."""
         if self.streams:
-            return self._augmented(*self._from_stream())
+            return self._shared_stream()
         index = torch.randperm(self.count, generator=self.generator)[: self.batch_size]
-        return self._augmented(*self._take(index))
+        return self._augmented(*self._take(index), self.batch_size)
 
-    def sample(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """Some images at random, each once, leaving the order of training as it is; None if there are no more than that."""
+    def sample(self, count: int) -> Any:
+        """Some images at random, each once, leaving the order of training as it is; None if there are no more than that.
+
+        As data that are the same in every process, not its share: who takes them shares them out.
+        """
         if self.streams:
             parts = [self._from_stream() for _ in range(max(1, count // self.batch_size))]
             return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
-        return self._take(torch.randperm(self.count, generator=self.generator)[:count]) if count < self.count else None
+        if count >= self.count:
+            return None
+        index = torch.randperm(self.count, generator=self.generator)[:count]
+        if isinstance(self.data, tuple):
+            return self.data[0][index], self.data[1][index]
+        return self.data.subset(index) if isinstance(self.data, LazyPart) else Subset(self.data, index.tolist())
 
     def state(self) -> dict[str, Tensor]:
         return {"order": self.order, "place": torch.tensor([self.epoch, self.position])}
@@ -122,24 +138,31 @@ class TrainingBatches:
         self.epoch, self.position = (int(number) for number in state["place"])
 
     def _take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        index = index[share(len(index))]
+        index = index[share(len(index), self.unit)]
         if isinstance(self.data, tuple):
             return self.data[0][index], self.data[1][index]
         return _with_labels(checked_batch(default_collate([self.data[int(i)] for i in index]), True))
 
+    def _shared_stream(self) -> tuple[Tensor, Tensor]:
+        """This process's share of the stream's next batch, augmented."""
+        images, labels = self._from_stream()
+        part = share(len(images), self.unit)
+        return self._augmented(images[part], labels[part], len(images))
+
     def _from_stream(self) -> tuple[Tensor, Tensor]:
-        batch = next(self._stream, None)
-        if batch is None:
-            if self.position:
-                self.epoch, self.steps_per_epoch = self.epoch + 1, self.position
-            self._stream, self.position = iter(batches(self.data, self.batch_size, labels=True)), 0
-            batch = next(self._stream, None)
-            if batch is None:
-                raise DataError("there are no training images")
-        self.position += 1
-        images, labels = _with_labels(batch)
-        part = share(len(images))
-        return images[part], labels[part]
+        """The stream's next batch, all of it. One with fewer images than there are processes is left out by all of them."""
+        for is_new in (False, True):
+            if is_new:
+                if self.position:
+                    self.epoch, self.steps_per_epoch = self.epoch + 1, self.position
+                self._stream, self.position = iter(batches(self.data, self.batch_size, labels=True)), 0
+            for batch in self._stream:
+                images, labels = _with_labels(batch)
+                if len(images) >= world():
+                    self.position += 1
+                    return images, labels
+        few = f" in batches of at least {world()}, one for each process" if world() > 1 else ""
+        raise DataError(f"there are no training images{few}")
 
 
 def _with_labels(batch: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:

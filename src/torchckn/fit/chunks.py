@@ -2,7 +2,8 @@
 
 The objective couples the images of a batch only through their features. So: the features of the batch in chunks; the objective
 and its gradient in those features; then backward chunk by chunk, with that gradient as the cotangent. Chunks that stay in the
-cache are faster than one large piece, too. Filters' inverse roots are computed once for all chunks.
+cache are faster than one large piece, too. Filters' inverse roots are computed once for all chunks. The gradients of chunks are
+added up in double precision and rounded once, so it does not matter which process computes which chunk.
 
 Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.sphere`.
 """
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from ..choices import Chunk, Precision
+from ..distributed import totals
 from ..errors import ConfigError, NumericalError
 from ..network import Classifier
 from ..nn.base import shared_projections
 from ..nn.checks import require
-from ..nn.devices import autocast
+from ..nn.devices import autocast, wide_dtype
 from .features import CHUNK
 
 T = TypeVar("T")
@@ -39,12 +41,16 @@ def batch_gradient(
     """Add the gradient of ``objective(features)`` to the parameters' ``grad``; its value, and what it returns beside it.
 
     Args:
-        objective: of the features (n, d) of all images, before scaling. Gradients of its own parameters count as well.
+        objective: of the features (n, d) of all images, before scaling. Gradients of its own parameters count as well. Its value
+            may be a vector that begins with it.
         chunk: images at a time; ``"all"``: the whole batch at once.
-        precision: of convolutions and kernel maps; features, and all that follows them, are in the network's own.
+        precision: of convolutions and kernel maps; features are in the network's own.
+
+    With several processes, each has its share of the images, and value and gradient are those of the sum of their objectives.
     """
     pieces = _pieces(net, images, chunk)
-    with shared_projections(net):
+    with shared_projections(net) as roots:
+        sums = _Sums([*(parameter for parameter in net.parameters() if parameter.requires_grad), *roots])
         first, size = _measured(lambda: _features(net, pieces[0], precision))
         fitting = max(1, KEPT // max(1, size))
         graphs = [first, *(_features(net, piece, precision) for piece in pieces[1:fitting])]
@@ -55,19 +61,20 @@ def batch_gradient(
         if precision == "float16":
             require(features.detach().isfinite(), lambda: _overflow("features"))
         value, other = objective(features)
-        value.backward()
+        value.flatten()[0].backward()
         assert features.grad is not None
         cotangents = list(features.grad.split([len(piece) for piece in pieces]))
         for part, cotangent in zip(graphs, cotangents, strict=False):
-            _backward(part, cotangent)
+            sums.add(part, cotangent)
         torch.set_rng_state(random_state)
         for piece, cotangent in zip(rest, cotangents[len(graphs) :], strict=True):
-            _backward(_features(net, piece, precision), cotangent)
+            sums.add(_features(net, piece, precision), cotangent)
+        value = sums.finish(value.detach())
     if precision == "float16":
         for parameter in net.parameters():
             if parameter.grad is not None:
                 require(parameter.grad.isfinite(), lambda: _overflow("gradients"))
-    return value.detach(), other
+    return value, other
 
 
 def _overflow(what: str) -> NumericalError:
@@ -77,9 +84,29 @@ def _overflow(what: str) -> NumericalError:
     )
 
 
-def _backward(features: Tensor, cotangent: Tensor) -> None:
-    if features.requires_grad:
-        features.backward(cotangent)
+class _Sums:
+    """Gradients of leaves, added up over chunks and processes in double precision and rounded once: in any order the same."""
+
+    def __init__(self, leaves: list[Tensor]) -> None:
+        self.leaves = leaves
+        self.sums: dict[int, Tensor] = {}
+
+    def add(self, features: Tensor, cotangent: Tensor) -> None:
+        if not features.requires_grad:
+            return
+        for i, gradient in enumerate(torch.autograd.grad(features, self.leaves, cotangent, allow_unused=True)):
+            if gradient is not None:
+                if i not in self.sums:
+                    self.sums[i] = torch.zeros_like(self.leaves[i], dtype=wide_dtype(gradient.device))
+                self.sums[i] += gradient
+
+    def finish(self, value: Tensor) -> Tensor:
+        """Add the sums to the leaves' ``grad``; the sum of the processes' values, which travels with them."""
+        summed, *gradients = totals(value.to(wide_dtype(value.device)), *self.sums.values())
+        for i, whole in zip(self.sums, gradients, strict=True):
+            leaf = self.leaves[i]
+            leaf.grad = whole.to(leaf.dtype) if leaf.grad is None else leaf.grad + whole.to(leaf.dtype)
+        return summed.to(value.dtype)
 
 
 def _measured(forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
@@ -124,11 +151,13 @@ def _pieces(net: Classifier, images: Tensor, chunk: Chunk) -> list[Tensor]:
         raise ConfigError(f"chunk: expected a number of images, 'auto' or 'all', got {chunk!r}")
     if coupled:
         raise ConfigError(
-            f"a batch cannot be cut into chunks for a network with {type(coupled[0]).__name__}, which gives other numbers for "
-            "other batches; use chunk='all'"
+            f"a batch cannot be cut into chunks for a network with {type(coupled[0]).__name__}, whose output for an "
+            "image depends on the whole batch; use chunk='all'"
         )
     return list(images.split(chunk))
 
 
-#: modules whose output for an image depends on the other images of the batch, or on random numbers
-_COUPLED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+#: modules whose output for an image depends on the other images of the batch
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+#: those, and modules whose output depends on random numbers
+_COUPLED = (*BATCH_NORMS, nn.modules.dropout._DropoutNd)

@@ -67,7 +67,7 @@ def spherical_kmeans(
         )
     norms = torch.linalg.vector_norm(points, dim=1, keepdim=True)
     if not bool((norms > 0).all()) or not bool(torch.isfinite(norms).all()):
-        raise DataError("spherical_kmeans expected points with a direction, got some that are zero or not finite")
+        raise DataError("spherical_kmeans expected finite nonzero points, got some that are zero, NaN or infinite")
     points = points / norms
     rows = max(1, min(chunk // k, BLOCK))
     runs = (_lloyd(points, _seed(points, k, generator), iterations, SCREENING * tol, rows) for _ in range(restarts))

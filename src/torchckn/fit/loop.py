@@ -1,35 +1,30 @@
-"""A training in progress: prepare, steps, finish, and all of its state.
+"""A training in progress: prepare, steps, finish.
 
-Read first: :mod:`torchckn.fit.methods`, what a step is. Read next: :mod:`torchckn.runs.trainer`, which puts it together.
+Read first: :mod:`torchckn.fit.methods`, what a step is, and :mod:`torchckn.fit.state`, what it depends on. Read next:
+:mod:`torchckn.runs.trainer`, which puts it together.
 """
 
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..distributed import from_first, is_first, largest
-from ..errors import CKNError, DataError, NumericalError, is_out_of_memory
+from ..errors import DataError, NumericalError, is_out_of_memory
 from ..network import CKN, Classifier
-from .batches import TrainingBatches
-from .callbacks import Callback
 from .classifier import LAMBDAS, HeadFit
-from .config import TrainConfig
 from .features import evaluate
 from .filters import fit_filters
 from .head import fit_head
-from .methods import Method, net_state
 from .result import Record, TrainResult
-from .schedules import Schedule, Search, schedule
+from .schedules import Search
 from .signals import on_signals, stop_signals
+from .state import TrainingState
 
 #: a drop of the training accuracy from one epoch to the next that is undone, and what the learning rate is multiplied by then
 DROP, BACK_OFF = 0.02, 1 / 4
@@ -41,68 +36,11 @@ DROP, BACK_OFF = 0.02, 1 / 4
 SGD_LAM = 2.0**-17
 
 
-class Store(Protocol):
-    """Where a training is kept, so that it can be resumed: a run folder, :class:`torchckn.runs.Run`."""
-
-    folder: Path
-
-    def load_result(self, net: Classifier) -> TrainResult | None:
-        """The result of a training that is finished, whose weights the network gets."""
-
-    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What :meth:`TrainingLoop.state` was at the last checkpoint."""
-
-    def save_checkpoint(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Keep the state of a training."""
-
-    def save_result(self, net: Classifier, result: TrainResult) -> None:
-        """Keep the trained network and the result."""
-
-
-@dataclass
-class TrainingLoop:
+class TrainingLoop(TrainingState):
     """A training in progress; callbacks see it as a :class:`torchckn.fit.callbacks.Training`."""
 
-    net: Classifier
-    config: TrainConfig
-    """with the defaults filled in"""
-    method_class: type[Method]
-    train_data: Any
-    valid_data: Any
-    batches: TrainingBatches
-    generator: torch.Generator
-    callbacks: Sequence[Callback]
-    store: Store | None = None
-    """of the first process; others have none"""
-    progress: bool | None = None
-    clock: Callable[[], float] = time.perf_counter
-    """what seconds are measured with"""
-    unlabelled: Any = None
-    """what the unsupervised filters are fitted to, if not to the training data"""
-
-    history: list[Record] = field(default_factory=list)
-    step: int = 0
-    """steps that were made"""
-    lr: float | None = None
-    scale: float = 1.0
-    """of the learning rate, after roll-backs"""
-    seconds: float = 0.0
-    start: HeadFit | None = None
-    stop_reason: str | None = None
-    epoch_accuracy: float | None = None
-    epoch_state: dict[str, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.method: Method | None = None  # without steps there is none
-        self.schedule: Schedule = schedule(self.config.lr, convnet=self.config.method == "sgd")
-        self._interrupted: Callable[[], bool] = lambda: False
-        self._asked_to_stop = False  # by a signal to any of the processes
-
-    @property
-    def steps(self) -> int:
-        """Steps in all."""
-        assert self.config.steps is not None
-        return self.config.steps
+    _interrupted: Callable[[], bool] = staticmethod(lambda: False)
+    _asked_to_stop = False  # by a signal to any of the processes
 
     def stop(self, reason: str) -> None:
         """Ask training to end after this step, as if it had been the last one."""
@@ -152,7 +90,7 @@ class TrainingLoop:
         checkpoint = from_first(lambda: self.store.load_checkpoint() if self.store else None)
         clock = self.clock()
         if checkpoint is not None:
-            self._continue_from(*checkpoint)
+            self.continue_from(*checkpoint)
             self._tell("on_train_start")
             return
         self._fit_start()
@@ -165,40 +103,23 @@ class TrainingLoop:
         if "valid_accuracy" in first:
             self._tell("on_validation_end", first)
 
-    def _continue_from(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Back to a checkpoint; a :class:`DataError` if it is not one of such a run."""
-        try:
-            self.net.load_state_dict(_part(tensors, "net."))
-            if self.steps:
-                self.method = self.method_class(self.net, self.config)
-            self._restore(tensors, facts)
-        except CKNError:
-            raise
-        except _NOT_A_CHECKPOINT as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            folder = self.store.folder / "checkpoint" if self.store else "the run's folder"
-            raise DataError(
-                f"the checkpoint in {folder} is not one of this run ({type(error).__name__}: {reason}); delete {folder} to start "
-                "again"
-            ) from error
-
     def _fit_start(self) -> None:
         net, config = self.net, self.config
         if config.method == "sgd":
-            net.lam.fill_(config.lam if config.lam is not None else net.lam if net.lam >= 0 else SGD_LAM)
+            net.lam.fill_(next(lam for lam in (config.lam, net.penalty, SGD_LAM) if lam is not None))
             return
         if net.needs_filters:
             assert isinstance(net, CKN)
             fit_filters(
                 net,
-                self.train_data if self.unlabelled is None else self.unlabelled,
+                self.train_data if self.unlabeled is None else self.unlabeled,
                 config.patches,
                 restarts=config.restarts,
                 generator=self.generator,
                 progress=self.progress,
             )
-        other_penalty = config.lam is not None and float(net.lam) != config.lam
-        if not net.lam >= 0 or other_penalty or net.head_loss not in (config.loss, None):
+        other_penalty = config.lam is not None and net.penalty != config.lam
+        if net.penalty is None or other_penalty or net.head_loss not in (config.loss, None):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
             self.start = self._fit_head(config.lam, self.train_data if some is None else some, config.folds)
 
@@ -220,8 +141,12 @@ class TrainingLoop:
     def take_steps(self) -> None:
         """Step after step, until the last one or until somebody asks to stop."""
         with stop_signals() as self._interrupted:
+            before = None
             while not self.is_stopping:
-                before = self.state()
+                here = self.snapshot()
+                assert self.method is not None
+                if before is None or not self.method.checks.are_waiting:
+                    before = here  # else this step checks what the last one did, and may find that it failed
                 clock = self.clock()
                 try:
                     record = self._one_step()
@@ -238,6 +163,7 @@ class TrainingLoop:
                         "a smaller chunk (chunk=32, say), which a resumed run may have, or a smaller batch_size in a new run"
                     )
                     self._give_up(f"there is not enough memory. Try {chunk}", before, error)
+                before = here
                 self.seconds += self.clock() - clock
                 record["seconds"] = round(self.seconds, 3)
                 if self.step % (self.config.evaluate_every or max(1, self.steps // 10)) == 0 or self.step == self.steps:
@@ -290,16 +216,20 @@ class TrainingLoop:
         lr = self.lr * self.scale
         assert self.method is not None
         loss, accuracy = self.method.step(*self.batches.next(), lr)
+        if self.step + 1 == self.steps:
+            self.method.checks.read()  # there is no next step to check this one
         self.step += 1
         return {"step": self.step, "loss": loss, "accuracy": accuracy, "lr": lr}
 
     def _try_rate(self, lr: float, batches: list[tuple[Tensor, Tensor]]) -> float:
         """The loss on the last batch after steps with a learning rate on the others; leaves no trace."""
         assert self.method is not None
+        self.method.checks.read()  # an error of the last step is none of this learning rate
         state = self.method.state()
         try:
             for images, labels in batches[:-1]:
                 self.method.step(images, labels, lr)
+            self.method.checks.read()  # an error of the last trial is none of training
             return self.method.loss(*batches[-1])
         except (NumericalError, DataError):
             return float("inf")
@@ -318,6 +248,7 @@ class TrainingLoop:
             else:
                 self.scale *= BACK_OFF
         else:
+            self.method.checks.read()
             self.epoch_accuracy, self.epoch_state = accuracy, self.method.state()
 
     def _validation_of(self, head: HeadFit | None) -> Record:
@@ -333,60 +264,11 @@ class TrainingLoop:
         evaluation = evaluate(self.net, self.valid_data, progress=False)
         return {"valid_accuracy": evaluation.accuracy, "valid_loss": evaluation.loss}
 
-    # Checkpoints: everything that the next step depends on
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain facts, copied: all that is needed to continue exactly from here."""
-        tensors = self.method.state() if self.method else net_state(self.net)
-        tensors |= {f"epoch.{name}": value for name, value in self.epoch_state.items()}
-        tensors |= {f"batches.{name}": value for name, value in self.batches.state().items()}
-        for key, callback in self._callbacks_by_name():
-            tensors |= {f"{key}{name}": value.clone() for name, value in callback.state().items()}
-        tensors["generator"] = self.generator.get_state()
-        tensors["torch_generator"] = torch.get_rng_state()  # of dropout and the like
-        facts = {
-            "step": self.step,
-            "lr": self.lr,
-            "scale": self.scale,
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "epoch_accuracy": self.epoch_accuracy,
-            "start": asdict(self.start) if self.start else None,
-            "stop_reason": self.stop_reason,
-            "history": list(self.history),
-        }
-        return tensors, facts
-
-    def _callbacks_by_name(self) -> Iterator[tuple[str, Callback]]:
-        """Each callback with a key that does not depend on other callbacks, which a resumed run may have or not."""
-        names = [type(callback).__name__ for callback in self.callbacks]
-        for i, callback in enumerate(self.callbacks):
-            yield f"callback.{names[i]}.{names[:i].count(names[i])}.", callback
-
-    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        if self.method:
-            self.method.restore(tensors)
-        self.epoch_state = _part(tensors, "epoch.")
-        self.batches.restore(_part(tensors, "batches."))
-        for key, callback in self._callbacks_by_name():
-            callback.restore(_part(tensors, key))
-        self.generator.set_state(tensors["generator"])
-        if is_first():  # others draw other numbers, for other images
-            torch.set_rng_state(tensors["torch_generator"])
-        self.step, self.scale, self.seconds = (_number(facts[name]) for name in ("step", "scale", "seconds"))  # type: ignore[assignment]
-        self.lr, self.epoch_accuracy = (
-            None if facts[name] is None else _number(facts[name]) for name in ("lr", "epoch_accuracy")
-        )
-        if not isinstance(self.step, int) or not 0 <= self.step <= self.steps:
-            raise ValueError(f"step {self.step} of {self.steps}")
-        self.stop_reason = facts["stop_reason"] if facts["steps"] == self.steps else None  # it is trained further now
-        self.start = HeadFit.from_json(facts["start"]) if facts["start"] else None
-        self.history = list(facts["history"])
-
     def _give_up(self, why: str, before: tuple[dict[str, Tensor], dict[str, Any]], error: BaseException) -> NoReturn:
         assert self.method is not None
         self.method.restore(before[0])
-        saved = "The network is as it was before that step."
+        step = before[1]["step"]
+        saved = f"The network is as it was before {'that step' if step == self.step else f'step {step + 1}'}."
         if self.store:
             self.store.save_checkpoint(*before)
             saved += f" Its state is kept in {self.store.folder}."
@@ -399,17 +281,3 @@ def share_weights(net: Classifier) -> None:
     state = from_first(lambda: {name: value.cpu() for name, value in net.state_dict().items()})
     if not is_first():
         net.load_state_dict(state)
-
-
-#: what a checkpoint that is none of the run's may raise while training goes back to it
-_NOT_A_CHECKPOINT = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"expected a number, got {value!r}")
-    return value
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from ..distributed import sum_gradients, summing, total_of_numbers
+from ..distributed import common, summing, total_of_numbers
 from ..errors import ConfigError, NotFittedError, NumericalError
 from ..network import Classifier
 from ..nn.checks import Deferred
 from ..nn.devices import wide_dtype
+from ..nn.whitening import whitened_images_kept
 from .chunks import batch_features, batch_gradient
 from .config import MethodOptions as MethodOptions
 from .features import check_labels
@@ -45,10 +46,11 @@ class Method:
 
     def __init__(self, net: Classifier, options: MethodOptions) -> None:
         self.net, self.options = net, options
-        if options.lam is None and not net.lam >= 0:
+        lam = net.penalty if options.lam is None else options.lam
+        if lam is None:
             raise NotFittedError("no L2 penalty: pass lam=..., or fit the classifier first (torchckn.fit_head)")
         #: L2 penalty of the classifier: the one that is given, or the one that it was fitted with
-        self.lam = float(net.lam) if options.lam is None else options.lam
+        self.lam = lam
         self.momentum = options.momentum or 0.0
         if options.class_weights == "balanced":
             raise ConfigError("class_weights: 'balanced' needs all training labels, which torchckn.train has; pass numbers")
@@ -56,8 +58,8 @@ class Method:
         self.aim = aim(options.class_weights, options.label_smoothing, no_labels, net.head.out_features)
         self.optimizers: list[Optimizer] = self._optimizers()
         self.checks = Deferred()
-        #: of all images of a batch, those that this process has
-        self._share = 1.0
+        #: images of a batch, and how much of it this process has
+        self._images, self._share = 1.0, 1.0
 
     def _optimizers(self) -> list[Optimizer]:
         """Of the features: filters on their spheres in a kernel network, all parameters but the head's in any other."""
@@ -74,7 +76,9 @@ class Method:
         """Of parameters that are on no sphere."""
         if self.options.optimizer == "adamw":
             if self.net.on_spheres:
-                raise ConfigError("optimizer 'adamw' is for ConvNets; the filters of a CKN descend on spheres")
+                raise ConfigError(
+                    "optimizer 'adamw' is for ConvNets; CKN filters are trained by SGD on the sphere: leave optimizer out"
+                )
             return AdamW(parameters, lr=0.0, weight_decay=decay)
         return SGD(parameters, lr=0.0, momentum=self.momentum, weight_decay=decay)
 
@@ -89,11 +93,10 @@ class Method:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         with self.checks, summing(self.net):
             labels = check_labels(labels, self.net.head.out_features).to(self.net.head.weight.device)
-            self._share = len(labels) / total_of_numbers(len(labels))[0]
+            (self._images,) = total_of_numbers(len(labels))
+            self._share = len(labels) / self._images
             # On an accelerator, what follows this one read of results is checked in the next step's.
-            part, accuracy = self.checks.read(*self._descend(images, labels))
-            trained = (parameter for group in groups for parameter in group["params"])
-            value, accuracy = sum_gradients(trained, part, self._share * accuracy)
+            value, accuracy = self.checks.read(*self._descend(images, labels))
             if not math.isfinite(value):
                 raise NumericalError(f"the objective of a batch is {value}")
             for group in groups:
@@ -103,8 +106,8 @@ class Method:
             self._follow(images, labels)
         return StepResult(value, accuracy)
 
-    def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the gradients of this process's part of the objective into the parameters; that part, and accuracy."""
+    def _descend(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Put the gradients of the objective into the parameters; objective and accuracy, of all processes: (2,)"""
         raise NotImplementedError
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
@@ -112,9 +115,14 @@ class Method:
 
     def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and penalty of the current classifier on raw features, and its accuracy."""
-        scores = self.net.head(self.net.scaling(features))
-        value = self._loss(scores, labels) + self.lam * self.net.head.weight.square().sum()
-        return value, accuracy_of(scores, labels)
+        weight, scores = self._scores(features)
+        return self._loss(scores, labels) + self.lam * weight.square().sum(), accuracy_of(scores, labels)
+
+    def _scores(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The classifier's weights and the scores of raw features, in double precision: sums over images in any order."""
+        wide = wide_dtype(features.device)
+        weight, *bias = (common(parameter.to(wide)) for parameter in self.net.head.parameters())
+        return weight, F.linear(self.net.scaling(features).to(wide), weight, *bias)
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         multinomial = self.options.loss == "multinomial"
@@ -136,8 +144,10 @@ class Method:
         return summed / count
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors that a step changes, copied: the network's, then the optimizers'."""
-        self.checks.read()  # nothing that failed is kept
+        """All tensors that a step changes, copied: the network's, then the optimizers'.
+
+        On an accelerator what a step has changed is checked by ``checks.read()``, at the latest in the next step.
+        """
         tensors = net_state(self.net)
         for i, optimizer in enumerate(self.optimizers):
             for j, entries in optimizer.state_dict()["state"].items():
@@ -161,31 +171,40 @@ class Method:
 class ULR(Method):
     """Algorithm 3: a step of the filters on the reduced objective, then the classifier that minimizes the model."""
 
-    def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
+        if self.options.head_update != "exact":
+            return super().step(images, labels, lr)
+        with whitened_images_kept(self.net):  # the exact classifier sees the same images again
+            return super().step(images, labels, lr)
+
+    def _descend(self, images: Tensor, labels: Tensor) -> Tensor:
         net, options = self.net, self.options
 
-        def objective(features: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            net.scaling.calibrate(features)
-            scaled = net.scaling(features)
+        def objective(features: Tensor) -> tuple[Tensor, Tensor]:
+            scaled = net.scaling.calibrated(features)
             value, eta = self._reduce(scaled, labels)
             with torch.no_grad():
-                return value, (eta, accuracy_of(net.head(scaled), labels))
+                accuracy = accuracy_of(net.head(scaled), labels)
+            return torch.stack([value, self._share * accuracy]), eta
 
-        value, (self._eta, accuracy) = batch_gradient(net, images, objective, options.chunk, options.precision)
-        return value, accuracy
+        results, self._eta = batch_gradient(net, images, objective, options.chunk, options.precision)
+        return results
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
         if self.options.head_update == "exact":  # the model of the same classifier, at the new filters
             with torch.no_grad():
                 features = batch_features(self.net, images, self.options.chunk, self.options.precision)
-                self.net.scaling.calibrate(features)
-                self._eta = self._reduce(self.net.scaling(features), labels)[1]
+                self._eta = self._reduce(self.net.scaling.calibrated(features), labels)[1]
         step_head(self.net.head, self._eta)
 
     def _reduce(self, scaled: Tensor, labels: Tensor) -> Reduced:
-        o, total = self.options, self.net.scaling.total
-        head = self.net.head
-        return reduced_objective(scaled, labels, head, self.lam, o.tau, o.loss, o.hessian, total=total, aim=self.aim)
+        return reduced_objective(scaled, labels, self.net.head, **self._model())
+
+    def _model(self) -> dict[str, Any]:
+        """What the classifier minimizes, and how: arguments of :func:`torchckn.fit.ulr.reduced_objective`."""
+        o = self.options
+        model = {"lam": self.lam, "tau": o.tau, "loss": o.loss, "hessian": o.hessian, "aim": self.aim}
+        return model | {"total": self.net.scaling.total, "images": self._images}
 
 
 class SGO(Method):
@@ -194,13 +213,12 @@ class SGO(Method):
     def _optimizers(self) -> list[Optimizer]:
         return [*super()._optimizers(), self._plain_optimizer(self.net.head.parameters())]
 
-    def _descend(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        def objective(features: Tensor) -> tuple[Tensor, Tensor]:
+    def _descend(self, images: Tensor, labels: Tensor) -> Tensor:
+        def objective(features: Tensor) -> tuple[Tensor, None]:
             self.net.scaling.calibrate(features.detach())
-            value, accuracy = self._objective(features, labels)
-            return self._share * value, accuracy
+            return self._share * torch.stack(self._objective(features, labels)), None
 
-        return batch_gradient(self.net, images, objective, self.options.chunk, self.options.precision)
+        return batch_gradient(self.net, images, objective, self.options.chunk, self.options.precision)[0]
 
 
 class SGOBall(SGO):
@@ -216,7 +234,7 @@ class SGOBall(SGO):
             )
 
     def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.net.head(self.net.scaling(features))
+        _, scores = self._scores(features)
         return self._loss(scores, labels), accuracy_of(scores, labels)
 
     def state(self) -> dict[str, Tensor]:

@@ -12,16 +12,16 @@ from typing import Any
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C, SIGTERM or SIGHUP only asks to stop; the second one stops."""
-    asked = False
+    stop_requested = False
 
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
+    def request_stop(number: int, frame: Any) -> None:
+        nonlocal stop_requested
+        if stop_requested:
             raise KeyboardInterrupt
-        asked = True
+        stop_requested = True
 
-    with on_signals(ask):
-        yield lambda: asked
+    with on_signals(request_stop):
+        yield lambda: stop_requested
 
 
 @contextmanager

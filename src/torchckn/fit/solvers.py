@@ -14,11 +14,13 @@ Read next: :mod:`torchckn.fit.classifier`, which chooses the penalty.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy.linalg.lapack
 import scipy.optimize
 import torch
 import torch.nn.functional as F
@@ -26,8 +28,20 @@ from torch import Tensor
 
 from ..distributed import total_of_numbers, totals
 from ..errors import DataError
+from ..memory import require_memory
 from .features import UNIT
 from .targets import PLAIN, Aim
+
+#: bytes that OpenBLAS works in: twice what was seen
+_OPENBLAS = 2**26
+
+
+@functools.cache
+def _reserve_memory_of_scipy() -> None:
+    """What scipy's OpenBLAS works in, once per process: where it does not get that, it does not fail but asks again, forever."""
+    require_memory(_OPENBLAS)
+    scipy.linalg.lapack.dpotrf(np.eye(2))
+
 
 #: weights (d, classes) and biases (classes,)
 Solution = tuple[Tensor, Tensor]
@@ -95,6 +109,7 @@ class Multinomial:
             of_flat = coordinates.gradient(torch.cat([of_weight, of_bias[None]]))
             return loss, of_flat.flatten().cpu().numpy()
 
+        _reserve_memory_of_scipy()
         result = scipy.optimize.minimize(
             value_and_gradient,
             coordinates.encode(torch.cat([weight, bias[None]])).flatten().cpu().numpy(),

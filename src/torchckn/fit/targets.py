@@ -59,8 +59,9 @@ def aim(
     if class_weights is None:
         return Aim(None, smoothing)
     if class_weights == "balanced":
-        found = torch.bincount(labels, minlength=classes).tolist()
-        counts = total_of_numbers(*found) if shared else found
+        counts = torch.bincount(labels, minlength=classes).tolist()
+        if shared:
+            counts = total_of_numbers(*counts)
         # a class without images has no image to weigh
         return Aim(tuple(sum(counts) / (classes * count) if count else 1.0 for count in counts), smoothing)
     weights = tuple(float(weight) for weight in class_weights)

@@ -14,7 +14,8 @@ theorem): eta is detached and the model differentiated as it stands. With u = et
 .. math:: \eta^T H \eta = \frac1n \sum_i \Big( \sum_k p_{ik} u_{ik}^2 - \big( \sum_k p_{ik} u_{ik} \big)^2 \Big)
           + 2 \lambda \|\eta\|^2
 
-so the Hessian is never part of the graph. Read next: :mod:`torchckn.fit.chunks`, a step of any batch size in constant memory.
+so the Hessian is never part of the graph. Read first: :mod:`torchckn.fit.batch_model`. Read next:
+:mod:`torchckn.fit.chunks`, a step of any batch size in bounded memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..choices import Hessian, Loss, check_choice
@@ -32,7 +32,8 @@ from ..distributed import total as over_processes
 from ..errors import ConfigError, DataError, NumericalError
 from ..network import Total, of_this_process
 from ..nn.checks import require
-from ..nn.devices import CG_ITERATIONS, reads_are_free, wide_dtype
+from ..nn.devices import CG_ITERATIONS, reads_are_free
+from .batch_model import Batch
 from .features import check_labels
 from .targets import PLAIN, Aim
 
@@ -62,6 +63,7 @@ def reduced_objective(
     *,
     total: Total = of_this_process,
     solver: Solver | None = None,
+    images: float | None = None,
     aim: Aim = PLAIN,
 ) -> Reduced:
     """The objective of a batch, minimized over its classifier, and the step to that classifier.
@@ -78,6 +80,7 @@ def reduced_objective(
         solver: another solver of the multinomial model, a function of the batch and tau that gives the step.
         aim: class weights and label smoothing.
         total: for several processes, see :data:`torchckn.network.Total`; the objective is then this process's part of a sum.
+        images: of the batch in all processes; by default they are counted by ``total``.
 
     Example:
         >>> features, targets = torch.randn(20, 5, requires_grad=True), torch.arange(20) % 3
@@ -89,7 +92,7 @@ def reduced_objective(
     """
     _check(features, targets, head, lam, tau, loss, hessian)
     targets = check_labels(targets, head.out_features)
-    batch = Batch(features, targets, head, lam, total, aim)
+    batch = Batch(features, targets, head, lam, total, aim, images)
     if loss == "square":
         eta = _square_minimizer(batch) - batch.classifier
         return Reduced(batch.square_loss(batch.classifier + eta) + batch.penalty(batch.classifier + eta), eta)
@@ -121,91 +124,8 @@ def _check(features: Tensor, targets: Tensor, head: nn.Linear, lam: float, tau: 
     check_choice("hessian", hessian, Hessian)
 
 
-class Batch:
-    """A batch as the solve sees it: gradient, Hessian and its products, each a sum over images that goes through ``total``."""
-
-    def __init__(
-        self, features: Tensor, targets: Tensor, head: nn.Linear, lam: float, total: Total, aim: Aim = PLAIN
-    ) -> None:
-        ones = features.new_ones(len(features), 1)
-        self.x = features if head.bias is None else torch.cat([features, ones], 1)  # (n, d + 1)
-        parts = [head.weight] if head.bias is None else [head.weight, head.bias[:, None]]
-        self.classifier = torch.cat([part.detach() for part in parts], 1)  # (K, d + 1)
-        self.has_bias = head.bias is not None
-        self.targets = aim.targets(targets, head.out_features).to(features)  # (n, K)
-        weights = aim.weights(targets)
-        #: of each image, (n, 1); None: 1
-        self.weights = None if weights is None else weights.to(features)[:, None]
-        self.lam = lam
-        self.total = total
-        self.images = total(features.new_full((), len(features)))
-        #: of all images, those that this process has
-        self.share = len(features) / self.images
-        #: 2 lambda for each column of the classifier, 0 for the bias
-        self.curvature_of_penalty = self.x.new_full((self.x.shape[1],), 2 * lam)
-        if self.has_bias:
-            self.curvature_of_penalty[-1:].zero_()
-        self.log_p = F.log_softmax(self.x @ self.classifier.T, 1)  # (n, K), in the features' graph
-        #: probabilities as constants, for the solve
-        self.p = self.log_p.detach().exp()
-
-    def mean(self, per_image: Tensor) -> Tensor:
-        """This process's part of a mean over all images, in the graph."""
-        return per_image.sum() / self.images
-
-    def weighted(self, per_image: Tensor) -> Tensor:
-        """What each image has, (n, ...), times its weight."""
-        return per_image if self.weights is None else self.weights * per_image
-
-    def penalty(self, classifier: Tensor) -> Tensor:
-        """This process's part of it: processes' objectives add up to the objective."""
-        return self.share * (classifier.square() * self.curvature_of_penalty).sum() / 2
-
-    def square_loss(self, classifier: Tensor) -> Tensor:
-        return self.mean(self.weighted((self.targets - self.x @ classifier.T).square()))
-
-    def model(self, eta: Tensor, diagonal: bool) -> Tensor:
-        """The quadratic model f(V) + <grad f(V), eta> + eta^T H eta / 2, in the graph of the features."""
-        p, u = self.log_p.exp(), self.x @ eta.T
-        if diagonal:
-            curvature = (p * (1 - p) * (self.x.square() @ eta.T.square())).sum(1)
-        else:
-            curvature = (p * u.square()).sum(1) - (p * u).sum(1).square()
-        per_image = ((p - self.targets) * u - self.targets * self.log_p).sum(1) + curvature / 2
-        penalty = self.penalty(self.classifier) + self.share * (self.classifier * eta * self.curvature_of_penalty).sum()
-        return self.mean(self.weighted(per_image[:, None])) + penalty + self.penalty(eta)
-
-    def gradient(self) -> Tensor:
-        """Of f at the head: (K, d + 1)"""
-        residual = self.weighted(self.p - self.targets)
-        return self.total(residual.T @ self.x) / self.images + self.classifier * self.curvature_of_penalty
-
-    def product(self, v: Tensor) -> Tensor:
-        """H v, H never being formed: (K, d + 1)"""
-        u = self.x @ v.T
-        image = self.weighted(self.p * (u - (self.p * u).sum(1, keepdim=True)))
-        return self.total(image.T @ self.x) / self.images + v * self.curvature_of_penalty
-
-    def diagonal(self) -> Tensor:
-        """Of H: (K, d + 1)"""
-        return self.total(self.weighted(self.p * (1 - self.p)).T @ self.x.square()) / self.images + self.curvature_of_penalty
-
-    def hessian(self) -> Tensor:
-        """H itself: (K (d + 1), K (d + 1)), classes outside, columns of the classifier inside."""
-        n, classes = self.p.shape
-        size = self.x.shape[1]
-        spread = (self.p[:, :, None] * self.x[:, None]).flatten(1)  # (n, K (d + 1)), p_ik x_ij
-        weighted = self.weighted(spread)
-        matrix = -(weighted.T @ spread)
-        blocks = matrix.view(classes, size, classes, size).diagonal(dim1=0, dim2=2)  # (d + 1, d + 1, K)
-        blocks += torch.einsum("nki,nj->ijk", weighted.view(n, classes, size), self.x)
-        matrix = self.total(matrix) / self.images
-        matrix.diagonal().add_(self.curvature_of_penalty.repeat(classes))
-        return matrix
-
-
 def _full(batch: Batch, tau: float) -> Tensor:
-    matrix = batch.hessian().to(wide_dtype(batch.x.device))
+    gradient, matrix = batch.gradient_and_hessian()
     matrix.diagonal().add_(tau)
     # Scores do not change their probabilities if the same is added for every class. Where nothing else holds such a shift
     # back (the bias, with tau = 0), this does; the gradient has no part in it.
@@ -221,21 +141,21 @@ def _full(batch: Batch, tau: float) -> Tensor:
             "use tau > 0 (2**-5 is usual), a larger lam, or a smaller learning rate if the features have become NaN"
         ),
     )
-    gradient = batch.gradient().to(matrix).flatten()[:, None]
-    return -torch.cholesky_solve(gradient, factor).view_as(batch.classifier).to(batch.x.dtype)
+    return -torch.cholesky_solve(gradient.flatten()[:, None], factor).view_as(batch.classifier)
 
 
 def diagonal_step(batch: Batch, tau: float) -> Tensor:
-    curvature = (batch.diagonal() + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
-    return -batch.gradient() / curvature
+    gradient, diagonal = batch.gradient_and_diagonal()
+    return -gradient / (diagonal + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
 
 
 def _conjugate_gradients(batch: Batch, tau: float) -> Tensor:
     """Preconditioned by the diagonal, up to a residual of rounding's size."""
-    tolerance = 2**11 * torch.finfo(batch.x.dtype).eps  # 2e-4 in single precision, 5e-13 in double
-    scale = (batch.diagonal() + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
+    tolerance = 2**11 * torch.finfo(batch.dtype).eps  # 2e-4 in single precision, 5e-13 in double
+    gradient, diagonal = batch.gradient_and_diagonal()
+    scale = (diagonal + tau).clamp(min=torch.finfo(batch.x.dtype).tiny)
     eta = torch.zeros_like(batch.classifier)
-    residual = -batch.gradient()
+    residual = -gradient
     direction = residual / scale
     size = (residual * direction).sum()
     aim = tolerance**2 * size
@@ -272,14 +192,12 @@ _SOLVERS: dict[str, Solver] = {
 @torch.no_grad()
 def _square_minimizer(batch: Batch) -> Tensor:
     """The classifier of least penalized squares: (K, d + 1); by a factorization of the smaller of n and d."""
-    wide = wide_dtype(batch.x.device)
-    x, y, n = batch.x.to(wide), batch.targets.to(wide), batch.images.to(wide)
+    x, y, n, weights = batch.x, batch.targets, batch.images, batch.weights
     x_mean, y_mean = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1])
-    weights = None if batch.weights is None else batch.weights.to(wide)
     if batch.has_bias:
         x = x[:, :-1]
         all_weights = n if weights is None else batch.total(weights.sum())
-        x_mean, y_mean = (batch.total(batch.weighted(part).sum(0)) / all_weights for part in (x, y))
+        x_mean, y_mean = (part / all_weights for part in batch.totals(*(batch.weighted(part).sum(0) for part in (x, y))))
         x, y = x - x_mean, y - y_mean
     if weights is not None:
         x, y = weights.sqrt() * x, weights.sqrt() * y
@@ -288,12 +206,12 @@ def _square_minimizer(batch: Batch) -> Tensor:
         x, y = gathered(x), gathered(y)  # the images are the smaller side, and every process solves for all of them
         weight = x.T @ torch.cholesky_solve(y, _ridge_factor(x @ x.T, n * batch.lam))
     else:
-        factor = _ridge_factor(batch.total(x.T @ x), n * batch.lam)
-        weight = torch.cholesky_solve(batch.total(x.T @ y), factor)
+        gram, products = batch.totals(x.T @ x, x.T @ y)
+        weight = torch.cholesky_solve(products, _ridge_factor(gram, n * batch.lam))
     if not batch.has_bias:
-        return weight.T.to(batch.x.dtype)
+        return weight.T
     bias = y_mean - x_mean @ weight
-    return torch.cat([weight, bias[None]]).T.to(batch.x.dtype)
+    return torch.cat([weight, bias[None]]).T
 
 
 def _ridge_factor(gram: Tensor, ridge: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ from .operations import (
     Whiten,
 )
 from .product import Broadcast, Product
-from .resampling import AsImage, SelectChannels, SpaceToDepth, Upsample, Window
+from .resampling import AsImage, SelectChannels, ShuffleChannels, SpaceToDepth, Upsample, Window
 
 __all__ = [
     "AdaptiveAveragePool",
@@ -65,6 +65,7 @@ __all__ = [
     "Product",
     "SelectChannels",
     "Shape",
+    "ShuffleChannels",
     "SpaceToDepth",
     "Standardize",
     "Upsample",

@@ -11,7 +11,7 @@ from torch import nn
 from ..choices import Interpolation, check_choice
 from ..errors import ConfigError
 from ..nn.geometry import Pair, pair
-from ..nn.resampling import FixedWindow, Resized, SelectedChannels
+from ..nn.resampling import FixedWindow, Resized, SelectedChannels, ShuffledChannels
 from .grams import PairGrams
 from .layers import WindowNode
 from .node import Node, Shape, as_image, is_number, only
@@ -130,3 +130,29 @@ class SelectChannels(Node):
     def label(self) -> str:
         first, last = self.channels[0], self.channels[-1]
         return f"channel {first}" if first == last else f"{len(self.channels)} channels, {first} to {last}"
+
+
+@dataclass(frozen=True)
+class ShuffleChannels(Node):
+    """The channels in another order: no kernel changes, but the groups of a later layer have other channels.
+
+    ``order`` is a permutation of any number of channels. More or fewer channels are shuffled alike: each goes where the channel
+    at the same fraction of ``order`` goes.
+    """
+
+    order: tuple[int, ...] = field(default=(), kw_only=True)
+
+    def output_shape(self, *shapes: Shape) -> Shape:
+        if not all(type(c) is int for c in self.order) or sorted(self.order) != list(range(max(1, len(self.order)))):
+            raise ConfigError(f"node {self.name!r} expected a permutation such as (0, 2, 1, 3), got {self.order!r}")
+        return as_image(self, only(self, shapes))
+
+    def module(self, *shapes: Shape, **factory: Any) -> nn.Module:
+        channels, place = shapes[0][0], {c: i for i, c in enumerate(self.order)}
+        return ShuffledChannels(sorted(range(channels), key=lambda c: place[c * len(self.order) // channels]))
+
+    def exact(self, grams: Sequence[PairGrams], shapes: Sequence[Shape]) -> PairGrams:
+        return grams[0]
+
+    def label(self) -> str:
+        return "channels in another order"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..errors import ConfigError, DataError, unknown_name
+from ..tracing import is_traced
 
 #: kernels of this package keep their names
 _PACKAGE = __package__ + "."
@@ -167,6 +168,11 @@ class WithSlope(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (t,) = ctx.saved_tensors
         return grad * ctx.slope(t), None, None
+
+
+def with_slope(t: Tensor, value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> Tensor:
+    """value(t), whose derivative is slope(t)."""
+    return value(t) if is_traced() else WithSlope.apply(t, value, slope)
 
 
 def is_one(t: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .base import WIDEST, Kernel, WithSlope, as_number, is_one, positive, safe_norms, short
+from .base import WIDEST, Kernel, as_number, is_one, positive, safe_norms, short, with_slope
 
 
 class Linear(Kernel):
@@ -82,7 +82,7 @@ class ArcCosine(Kernel):
         self.is_steep = self.order == 0
 
     def kappa(self, t: Tensor) -> Tensor:
-        return WithSlope.apply(t, self._value, self._slope)
+        return with_slope(t, self._value, self._slope)
 
     def native(self) -> tuple[str, tuple[float, ...]] | None:
         return (f"arc_cosine_{self.order}", ()) if self.order else None
@@ -135,7 +135,7 @@ class Matern(Kernel):
         self.sigma = positive("Matern", "sigma", sigma)
 
     def kappa(self, t: Tensor) -> Tensor:
-        return WithSlope.apply(t, self._value, self._slope)
+        return with_slope(t, self._value, self._slope)
 
     def _scaled_chord(self, t: Tensor) -> Tensor:
         return (2 - 2 * t).clamp_(min=0).sqrt_().mul_(math.sqrt(2 * self.nu) / self.sigma)

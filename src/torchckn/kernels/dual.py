@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, unknown_name
 from .activations import ACTIVATIONS
-from .base import Kernel, KernelSpec, WithSlope, as_number, positive, safe_norms, short
+from .base import Kernel, KernelSpec, as_number, positive, safe_norms, short, with_slope
 from .hermite import Expansion, Function, expand, growth
 
 #: limits of what a file may have
@@ -106,7 +106,7 @@ class Dual(Kernel):
 
     def kappa(self, t: Tensor) -> Tensor:
         # The compiler differentiates a polynomial itself.
-        return self._value(t) if torch.compiler.is_compiling() else WithSlope.apply(t, self._value, self._slope)
+        return self._value(t) if torch.compiler.is_compiling() else with_slope(t, self._value, self._slope)
 
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         if self.function is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..tracing import is_traced
 from .base import Kernel, KernelSpec, plain, positive, safe_norms
 
 
@@ -41,7 +42,7 @@ class RBFSphere(Kernel):
         return abs(plain(self.sigma))
 
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
-        if torch.compiler.is_compiling() or responses.dtype not in (torch.float32, torch.float64):
+        if torch.compiler.is_compiling() or is_traced() or responses.dtype not in (torch.float32, torch.float64):
             return super().map(responses, squared_norms)  # the compiler fuses the passes itself
         if isinstance(self.sigma, Tensor) and self.sigma.device.type != "cpu":
             return super().map(responses, squared_norms)  # below, a trained bandwidth is read by the host

@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from ..choices import Init, check_choice
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
+from ..tracing import untraced
 from .checks import require
 from .devices import reads_are_free, wide_dtype
 from .functional import block_count, gram_of_cosines, precomputed_projection, projection
 from .geometry import draw_normal
 from .invsqrt import Spectrum, check_method, closed_form, resolve_method
+from .native import equal
 
 
-class _CachedRoot(NamedTuple):
+class CachedRoot(NamedTuple):
     """A root, and the settings and tensors that it depends on."""
 
     settings: object
@@ -71,9 +73,9 @@ class KernelLayer(nn.Module):
         self.inverse_sqrt = inverse_sqrt
         self.root_block = root_block
         self.filter_dims = filter_dims  # number of trailing dimensions of one filter
-        self._cache: _CachedRoot | None = None
+        self._cache: CachedRoot | None = None
         self._shared: Tensor | None = None  # the root for all passes within shared_projection
-        self._spectrum = Spectrum()  # of the layers whose roots are computed together with this one's
+        self._spectrum = Spectrum()  # of this layer, or of those whose roots are computed together with this one's
         # Drawn on the CPU in float64, so that a seed gives the same filters on every device and in every dtype.
         weight = draw_normal(shape, generator, device)
         self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
@@ -135,7 +137,8 @@ class KernelLayer(nn.Module):
         if self.training or torch.compiler.is_compiling():
             weight = self.filter_matrix()
             self._check_filters(weight)
-            return projection(weight, self.kernel, self.eps, self.inverse_sqrt, self.root_block)
+            spectrum = None if torch.compiler.is_compiling() else self._spectrum
+            return projection(weight, self.kernel, self.eps, self.inverse_sqrt, self.root_block, spectrum)
         cached = self._cached_root()
         if torch.is_grad_enabled() and any(p.requires_grad for p in (self.weight, *self.kernel.parameters())):
             rows = self.filter_matrix().to(cached.wide.dtype)
@@ -155,27 +158,27 @@ class KernelLayer(nn.Module):
             return None
         return self.filters, kernel.spec(), self.eps, device, self.weight.dtype
 
-    def shared_projection(self, root: Tensor | None = None) -> AbstractContextManager[None]:
+    def shared_projection(self, root: Tensor | None = None) -> AbstractContextManager[list[Tensor]]:
         """Compute A(W) once for all passes within this context, and backpropagate through it once, at the end.
 
         ``root``: A(W) computed elsewhere, with its graph.
         """
         return _sharing({self: self.projection() if root is None else root})
 
-    def _cached_root(self) -> _CachedRoot:
+    def _cached_root(self) -> CachedRoot:
         kernel = self.kernel
         attributes = {k: v for k, v in vars(kernel).items() if isinstance(v, (int, float, str))}
         settings = (type(kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
         tensors = [self.weight, *kernel.parameters(), *kernel.buffers()]
         # Values are compared, not version counters, which miss changes through `.data`.
         if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):
-            # A tensor made in inference mode could not be used outside of it.
-            with torch.inference_mode(False), torch.no_grad():
+            # A tensor made in inference mode could not be used outside of it, nor one whose computation is traced.
+            with torch.inference_mode(False), torch.no_grad(), untraced():
                 weight = self.filter_matrix()
                 self._check_filters(weight)
                 wide = weight.to(wide_dtype(weight.device))
                 root = projection(wide, kernel, self.eps, self.inverse_sqrt, self.root_block)
-                self._cache = _CachedRoot(settings, [t.clone() for t in tensors], root, root.to(weight.dtype, copy=True))
+                self._cache = CachedRoot(settings, [t.clone() for t in tensors], root, root.to(weight.dtype, copy=True))
         return self._cache
 
     def _check_filters(self, weight: Tensor) -> None:
@@ -203,17 +206,22 @@ class KernelLayer(nn.Module):
         return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}{blocks}"
 
 
-def shared_projections(net: nn.Module) -> AbstractContextManager[None]:
+def shared_projections(net: nn.Module) -> AbstractContextManager[list[Tensor]]:
     """Within this context every layer's root is computed once, whatever the number of forward and backward passes.
 
     Layers that differ in their filters only have their roots computed together: most operations on small matrices take as long
-    for all of them as for one.
+    for all of them as for one. Roots of layers that are not trained are kept from step to step. The context gives the roots that
+    have gradients, as leaves of the passes' graphs.
     """
     groups: dict[object, list[KernelLayer]] = {}
+    roots: dict[KernelLayer, Tensor] = {}
     for module in net.modules():
         if isinstance(module, KernelLayer):
-            groups.setdefault(module.batching_key() or module, []).append(module)
-    roots: dict[KernelLayer, Tensor] = {}
+            batch = module.batching_key()
+            if batch is not None and not any(parameter.requires_grad for parameter in module.parameters()):
+                roots[module] = module._cached_root().root  # of an identity layer, say: it is the same in every step
+            else:
+                groups.setdefault(batch or module, []).append(module)
     for key, layers in groups.items():
         together = [key.projection()] if isinstance(key, KernelLayer) else _roots_together(layers)
         roots.update(zip(layers, together, strict=True))
@@ -221,12 +229,15 @@ def shared_projections(net: nn.Module) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _sharing(roots: dict[KernelLayer, Tensor]) -> Iterator[None]:
+def _sharing(roots: dict[KernelLayer, Tensor]) -> Iterator[list[Tensor]]:
     """Within this context the layers have these roots; their gradients go back through the roots at the end."""
     try:
         for layer, root in roots.items():
-            layer._shared = root.detach().requires_grad_(root.requires_grad)
-        yield
+            trained = any(
+                parameter.requires_grad for parameter in layer.parameters()
+            )  # a root may be one of several together
+            layer._shared = root.detach().requires_grad_(root.requires_grad and trained)
+        yield [layer._shared for layer in roots if layer._shared is not None and layer._shared.requires_grad]
         used = [(root, layer._shared.grad) for layer, root in roots.items() if layer._shared is not None]
         pairs = [(root, grad) for root, grad in used if grad is not None]
         if pairs:
@@ -257,7 +268,7 @@ def check_root_block(what: str, block: object) -> None:
 
 def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
     return len(left) == len(right) and all(
-        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(left, right, strict=True)
+        a.dtype == b.dtype and a.device == b.device and equal(a, b) for a, b in zip(left, right, strict=True)
     )
 
 

@@ -36,11 +36,18 @@ class Deferred:
         self._tokens.append(_deferred.set(self))
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _deferred.reset(self._tokens.pop())
+        if isinstance(error, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            self.read()  # a decomposition of NaN fails before the check that says where the NaN comes from is read
 
     def add(self, ok: Tensor, error: Callable[[], CKNError]) -> None:
         self._checks.append((ok, error))
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether there are checks that nobody has read yet."""
+        return bool(self._checks)
 
     def read(self, *values: Tensor) -> list[float]:
         """The values as numbers, in one read; the error of the first check that failed since the last one, if any did."""

@@ -47,12 +47,9 @@ class Patches(NamedTuple):
         return (self.size, self.geometry.stride, self.geometry.padding) == ((1, 1), (1, 1), (0, 0))
 
 
-def patches_of(x: Tensor, size: Pair, geometry: Geometry) -> Patches:
-    return _patches(x.shape, size, geometry)
-
-
 @functools.lru_cache(256)
-def _patches(shape: torch.Size, size: Pair, geometry: Geometry) -> Patches:
+def patches_of(shape: torch.Size, size: Pair, geometry: Geometry) -> Patches:
+    """The patches of images of this shape, (N, C, H, W)."""
     images, channels, height, width = shape
     output = conv_output_size((height, width), size, *geometry)
     numbers = (images, height, width, channels, *output, *size, *(n for pair in geometry for n in pair))

@@ -34,13 +34,14 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import DataError
 from ..kernels import Kernel, Linear
+from ..tracing import is_traced
 from . import native
 from .checks import reads_now, require
 from .devices import computes_wide, own_precision, prefers_channels_last, wide_dtype
 from .direct import Geometry
 from .fused import applies, fused_conv2d, window_of
 from .geometry import Pair
-from .invsqrt import inverse_sqrt, precomputed_inverse_sqrt, resolve_method
+from .invsqrt import Spectrum, inverse_sqrt, precomputed_inverse_sqrt, resolve_method
 
 
 def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
@@ -59,19 +60,29 @@ def gram_of_cosines(cosines: Tensor, kernel: Kernel, eps: float) -> Tensor:
     return gram + eps * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
 
-def projection(weight: Tensor, kernel: Kernel, eps: float, method: str = "auto", block: int | None = None) -> Tensor:
+def projection(
+    weight: Tensor,
+    kernel: Kernel,
+    eps: float,
+    method: str = "auto",
+    block: int | None = None,
+    spectrum: Spectrum | None = None,
+) -> Tensor:
     """A(W), the symmetric matrix that turns kernel values with the filters into coordinates. (..., f, f)
 
     If the root is computed in float64, so is the Gram matrix: for nearly parallel filters, its rounding error would dominate
     the error of a float32 gradient. ``block``: filters per root, at most; A(W) is then block-diagonal, see above.
+    ``spectrum``: of these filters, see :func:`~torchckn.nn.invsqrt.inverse_sqrt`.
     """
     blocks = filter_blocks(weight, block)
     if len(blocks) > 1:
-        return block_diagonal([projection(part, kernel, eps, method) for part in blocks])
+        spectra = [spectrum and spectrum.part(i) for i in range(len(blocks))]
+        pairs = zip(blocks, spectra, strict=True)
+        return block_diagonal([projection(part, kernel, eps, method, spectrum=own) for part, own in pairs])
     method, iters = resolve_method(method, weight.device)
     wide = weight.to(wide_dtype(weight.device)) if computes_wide(method, weight.device, weight.shape[-2]) else weight
     with own_precision(weight.device):
-        return inverse_sqrt(filter_gram(wide, kernel, eps), method, iters=iters).to(weight.dtype)
+        return inverse_sqrt(filter_gram(wide, kernel, eps), method, iters=iters, spectrum=spectrum).to(weight.dtype)
 
 
 def precomputed_projection(weight: Tensor, kernel: Kernel, eps: float, root: Tensor, block: int | None = None) -> Tensor:
@@ -109,7 +120,16 @@ def block_diagonal(roots: Sequence[Tensor]) -> Tensor:
 def patch_squares(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """The diagonal of N^2: the squared norm of every patch of (N, C, H, W), as (N, 1, H', W')."""
     with own_precision(x.device):  # rounded norms would distort every cosine of a patch alike
+        if is_traced():
+            return _box_of_squares(x, kernel_size, stride, padding, dilation)
         return _PatchSquares.apply(x, kernel_size, stride, padding, dilation)
+
+
+def _box_of_squares(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    pixels = torch.linalg.vector_norm(x, dim=1, keepdim=True).square()
+    if kernel_size == (1, 1) and padding == (0, 0):
+        return pixels[:, :, :: stride[0], :: stride[1]]
+    return F.conv2d(pixels, x.new_ones(1, 1, *kernel_size), None, stride, padding, dilation)
 
 
 class _PatchSquares(torch.autograd.Function):
@@ -119,10 +139,7 @@ class _PatchSquares(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
         ctx.save_for_backward(x)
         ctx.geometry = kernel_size, stride, padding, dilation
-        pixels = torch.linalg.vector_norm(x, dim=1, keepdim=True).square_()
-        if kernel_size == (1, 1) and padding == (0, 0):
-            return pixels[:, :, :: stride[0], :: stride[1]]
-        return F.conv2d(pixels, x.new_ones(1, 1, *kernel_size), None, stride, padding, dilation)
+        return _box_of_squares(x, kernel_size, stride, padding, dilation)
 
     @staticmethod
     @once_differentiable
@@ -171,7 +188,7 @@ def kernel_conv2d(
         values = x if weight is None else F.conv2d(x, weight, None, *geometry, groups)
     elif applies(x, kernel, groups):
         window = window_of(pool)
-        if window and root.ndim == 2 and len(root) <= native.WIDEST:
+        if window and root.ndim == 2 and len(root) <= native.WIDEST and root.dtype == x.dtype:
             return fused_conv2d(x, weight, root, kernel, geometry, window)
         values = fused_conv2d(x, weight, None, kernel, geometry, window or (1, 1))
         pool = None if window else pool

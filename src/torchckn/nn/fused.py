@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import DataError
 from ..kernels import Kernel
+from ..tracing import is_recorded
 from . import native
 from .direct import Geometry, convolution, convolution_gradients, dense, integers, patches_of
 from .geometry import Pair
@@ -34,6 +35,7 @@ def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
         and x.numel() > 0
         and groups == 1
         and not torch.compiler.is_compiling()
+        and not is_recorded()
         and not torch.is_autocast_enabled("cpu")
         and kernel.native() is not None
         and native.library() is not None
@@ -50,6 +52,36 @@ def window_of(pool: object) -> Pair | None:
     return (size[0], size[1]) if size == stride and padding == (0, 0) else None
 
 
+def require_window(size: Pair, window: Pair) -> None:
+    """An error unless a map of this size has at least one window."""
+    if size[0] < window[0] or size[1] < window[1]:
+        raise DataError(
+            f"pooling expected at least {window[0]}x{window[1]} positions for one of its windows, got {size[0]}x{size[1]}; use "
+            "larger images or a smaller window"
+        )
+
+
+def _require_match(x: Tensor, weight: Tensor | None, root: Tensor | None, geometry: Geometry) -> None:
+    """An error unless filters and root are of the size and type of the images: compiled code would read beyond their end."""
+    filters = x.shape[1] if weight is None else len(weight)
+    if weight is None and (geometry.stride, geometry.padding) != ((1, 1), (0, 0)):
+        raise DataError(f"the identity expected no stride and no padding, got {geometry}; pass filters")
+    if weight is not None and (weight.ndim != 4 or weight.shape[1] != x.shape[1] or not _is_like(weight, x)):
+        raise DataError(
+            f"kernel_conv2d expected filters (f, {x.shape[1]}, kh, kw) of {x.dtype} for images {tuple(x.shape)}, got "
+            f"{tuple(weight.shape)} of {weight.dtype} on {weight.device}; use filters for these channels, and weight.to(x)"
+        )
+    if root is not None and (root.shape != (filters, filters) or not _is_like(root, x)):
+        raise DataError(
+            f"kernel_conv2d expected a root ({filters}, {filters}) of {x.dtype}, got {tuple(root.shape)} of {root.dtype} on "
+            f"{root.device}; use the root of these filters, and root.to(x)"
+        )
+
+
+def _is_like(tensor: Tensor, x: Tensor) -> bool:
+    return tensor.dtype == x.dtype and tensor.device == x.device
+
+
 def fused_conv2d(
     x: Tensor, weight: Tensor | None, root: Tensor | None, kernel: Kernel, geometry: Geometry, window: Pair
 ) -> Tensor:
@@ -57,6 +89,7 @@ def fused_conv2d(
 
     ``weight=None`` stands for filters that are the channels themselves. ``x`` is channels last.
     """
+    _require_match(x, weight, root, geometry)
     if torch.is_grad_enabled():
         return _FusedConv.apply(x, weight, root, kernel, geometry, window)
     return _forward(None, x, weight, root, kernel, geometry, window)
@@ -67,13 +100,9 @@ def _forward(
 ) -> Tensor:
     """The layer; what its gradient needs is put into ``ctx``, if there is one."""
     x = dense(x)
-    patches = patches_of(x, (1, 1) if weight is None else (weight.shape[2], weight.shape[3]), geometry)
+    patches = patches_of(x.shape, (1, 1) if weight is None else (weight.shape[2], weight.shape[3]), geometry)
     (rows, columns), filters = patches.output, x.shape[1] if weight is None else len(weight)
-    if rows < window[0] or columns < window[1]:
-        raise DataError(
-            f"pooling expected at least {window[0]}x{window[1]} positions for one of its windows, got {rows}x{columns}; use "
-            "larger images or a smaller window"
-        )
+    require_window((rows, columns), window)
     responses = x if weight is None else convolution(x, weight, patches)
     pixels = x.new_empty(len(x), *x.shape[2:])
     squares = pixels if patches.are_pixels else x.new_empty(len(x), rows, columns)
@@ -82,7 +111,7 @@ def _forward(
     assert description is not None
     name, numbers = description
     shape = integers(len(x), rows, columns, filters, *window, kernel.degree)
-    about = native.KERNELS.index(name), _floats(*numbers), shape
+    about = native.KERNELS.index(name), floats(*numbers), shape
     root = None if root is None else root.contiguous()
     out = x.new_empty(len(x), rows // window[0], columns // window[1], filters)
     native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
@@ -93,7 +122,7 @@ def _forward(
 
 
 @functools.lru_cache(256)
-def _floats(*numbers: float) -> ctypes.Array[ctypes.c_float]:
+def floats(*numbers: float) -> ctypes.Array[ctypes.c_float]:
     return (ctypes.c_float * len(numbers))(*numbers)
 
 
@@ -104,11 +133,11 @@ class _FusedConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root, responses, squares = ctx.saved_tensors
-        need_x, need_weight = ctx.needs_input_grad[:2]
+        need_x, need_weight, need_root = ctx.needs_input_grad[:3]
         grad = dense(grad)
         of_responses = torch.empty_like(responses)
         of_squares = torch.empty_like(squares) if need_x else None
-        of_root = None if root is None else torch.empty_like(root)
+        of_root = torch.empty_like(root) if need_root else None  # the roots of identity layers need none
         results = (native.address(tensor) for tensor in (of_responses, of_squares, of_root))
         inputs = (native.address(tensor) for tensor in (responses, squares, root, grad))
         native.call("layer_backward", *ctx.about, *inputs, *results)

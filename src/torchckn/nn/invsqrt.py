@@ -23,7 +23,6 @@ Three methods, each for one matrix (f, f) or a batch (..., f, f):
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +57,14 @@ def resolve_method(method: str, device: torch.device) -> tuple[str, int]:
     return (choose_method(device) if name == "auto" else name), iters
 
 
-def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = None, tol: float | None = None) -> Tensor:
+def inverse_sqrt(
+    matrix: Tensor,
+    method: str = "auto",
+    *,
+    iters: int | None = None,
+    tol: float | None = None,
+    spectrum: Spectrum | None = None,
+) -> Tensor:
     """M^(-1/2) of a symmetric positive definite matrix (f, f) or a batch of them (..., f, f).
 
     Args:
@@ -67,6 +73,7 @@ def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = No
             :func:`torchckn.nn.devices.choose_method`. ``"newton:50"``: 50 iterations.
         iters: Newton iterations, 20 by default as in the paper; with ``tol``, the maximum.
         tol: for Newton, stop as soon as :func:`newton_residual` is below this; an error if ``iters`` do not reach it.
+        spectrum: for ``"eigh"``, the decomposition of the last call, used again if the matrix is the same.
 
     Example:
         >>> inverse_sqrt(torch.diag(torch.tensor([4.0, 25.0])))
@@ -81,7 +88,9 @@ def inverse_sqrt(matrix: Tensor, method: str = "auto", *, iters: int | None = No
         if iters < 1:
             raise DataError(f"iters expected at least one Newton iteration, got {iters!r}")
         return newton(symmetric, iters=iters, tol=tol).root
-    return _METHODS[method](symmetric)
+    if method == "eigh":
+        return closed_form(symmetric, spectrum or Spectrum())
+    return _svd_inverse_sqrt(symmetric)
 
 
 class Spectrum:
@@ -93,6 +102,11 @@ class Spectrum:
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        self._parts: dict[int, Spectrum] = {}
+
+    def part(self, i: int) -> Spectrum:
+        """That of the i-th block of filters."""
+        return self._parts.setdefault(i, Spectrum())
 
     def of(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """M = U diag(s^2) U^T as s, U, in float64."""
@@ -105,7 +119,8 @@ class Spectrum:
         noise = matrix.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].abs()
         _require_positive(values[..., :1] - noise, matrix)
         scales = values.sqrt()
-        self._last = matrix.detach(), scales, vectors
+        if not torch.compiler.is_compiling() and not vectors.is_inference():  # training could not use what is of that mode
+            self._last = matrix.detach(), scales, vectors
         return scales, vectors
 
 
@@ -204,13 +219,6 @@ def _svd_inverse_sqrt(matrix: Tensor) -> Tensor:
     _require_positive(_definiteness(matrix), matrix)
     left, values, right = torch.linalg.svd(matrix)
     return (left * values.rsqrt()[..., None, :]) @ right
-
-
-_METHODS: dict[str, Callable[[Tensor], Tensor]] = {
-    "eigh": lambda matrix: closed_form(matrix, Spectrum()),
-    "newton": lambda matrix: newton(matrix).root,
-    "svd": _svd_inverse_sqrt,
-}
 
 
 def _require_symmetric(matrix: Tensor) -> None:

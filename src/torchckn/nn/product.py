@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from ..choices import Init
 from ..errors import ConfigError, DataError
 from ..kernels import Linear
-from .base import KernelLayer, _all_equal, _CachedRoot
+from .base import CachedRoot, KernelLayer, _all_equal
 from .devices import computes_wide, own_precision, wide_dtype
 from .functional import block_diagonal, filter_blocks
 from .geometry import draw_normal
-from .invsqrt import inverse_sqrt, resolve_method
+from .invsqrt import Spectrum, inverse_sqrt, resolve_method
 from .layers import require_same_type
 
 
@@ -87,14 +87,15 @@ class KernelProduct(KernelLayer):
         factors: list[Tensor] = [self.weight, self.second_weight]
         if self.training or torch.compiler.is_compiling() or (torch.is_grad_enabled() and self.weight.requires_grad):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
-            return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt, self.root_block)
+            spectrum = None if torch.compiler.is_compiling() else self._spectrum
+            return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt, self.root_block, spectrum)
         settings = (self.eps, self.inverse_sqrt, self.root_block)
         if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, factors):
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             with torch.inference_mode(False), torch.no_grad():
                 copies = [w.detach().clone() for w in factors]
                 root = pair_projection(copies[0], copies[1], self.eps, self.inverse_sqrt, self.root_block)
-                self._cache = _CachedRoot(settings, copies, root, root)
+                self._cache = CachedRoot(settings, copies, root, root)
         return self._cache.root.clone()
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
@@ -129,19 +130,26 @@ def pair_responses(first: Tensor, second: Tensor, weight: Tensor, second_weight:
 
 
 def pair_projection(
-    weight: Tensor, second_weight: Tensor, eps: float, method: str = "auto", block: int | None = None
+    weight: Tensor,
+    second_weight: Tensor,
+    eps: float,
+    method: str = "auto",
+    block: int | None = None,
+    spectrum: Spectrum | None = None,
 ) -> Tensor:
     """A, from the Gram matrix of tensor products: the product of the Gram matrices. (f, f)"""
     pairs = list(zip(filter_blocks(weight, block), filter_blocks(second_weight, block), strict=True))
     if len(pairs) > 1:
-        return block_diagonal([pair_projection(*pair, eps, method) for pair in pairs])
+        spectra = [spectrum and spectrum.part(i) for i in range(len(pairs))]
+        parts = zip(pairs, spectra, strict=True)
+        return block_diagonal([pair_projection(*pair, eps, method, spectrum=own) for pair, own in parts])
     method, iters = resolve_method(method, weight.device)
     dtype = wide_dtype(weight.device) if computes_wide(method, weight.device, len(weight)) else weight.dtype
     wide = [w.to(dtype) for w in (weight, second_weight)]
     with own_precision(weight.device):
         gram = (wide[0] @ wide[0].mT) * (wide[1] @ wide[1].mT)
         gram = (gram + gram.mT) / 2 + eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-        return inverse_sqrt(gram, method, iters=iters).to(weight.dtype)
+        return inverse_sqrt(gram, method, iters=iters, spectrum=spectrum).to(weight.dtype)
 
 
 def tensor_products(first: Tensor, second: Tensor) -> Tensor:

@@ -51,6 +51,21 @@ class SelectedChannels(nn.Module):
         return torch.cat([x[:, first:end] for first, end in _runs(self.channels)], 1)  # no index to copy to the device
 
 
+class ShuffledChannels(nn.Module):
+    """The channels in another order. (N, C, H, W) -> (N, C, H, W)"""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        runs = _runs(order)
+        starts = sorted(start for start, _ in runs)
+        self.sizes = [end - start for start, end in sorted(runs)]
+        self.order = [starts.index(start) for start, _ in runs]
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.split(self.sizes, 1)  # whose gradient is one concatenation
+        return torch.cat([parts[i] for i in self.order], 1)
+
+
 def _runs(numbers: Sequence[int]) -> list[Pair]:
     """Where numbers in a row begin and end: [0, 1, 2, 5, 6] -> [(0, 3), (5, 7)]"""
     starts = [i for i, n in enumerate(numbers) if i == 0 or n != numbers[i - 1] + 1]

@@ -119,6 +119,16 @@ def _require_images(images: Tensor) -> None:
 KEPT = 2**29
 
 
+#: bytes of whitened images that are kept within a step: those of 1,200 color images of 32x32 pixels and 3x3 patches
+KEPT_IMAGES = 2**27
+
+
+def digests_of(images: Tensor) -> list[bytes]:
+    """One of each image's pixels."""
+    rows = images.detach().contiguous().flatten(1).view(torch.uint8).numpy()
+    return [hashlib.sha256(row.data).digest() for row in rows]
+
+
 class KeptMatrices:
     """The whitening matrices of images, computed once per image, found again by a digest of its pixels; at most ``memory`` bytes.
 
@@ -135,14 +145,12 @@ class KeptMatrices:
     def __len__(self) -> int:
         return len(self._places)
 
-    def of(self, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """The matrices (N, s, s + 1) of images; ``compute`` gives those that are not here yet."""
+    def of(self, images: Tensor, digests: list[bytes], compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """The matrices (N, s, s + 1) of images with these digests; ``compute`` gives those that are not here yet."""
         if self._like is None and len(images):
             self._allocate(images, compute)
         if self._like != (images.shape[1:], images.dtype):
             return compute(images)
-        rows = images.detach().contiguous().flatten(1).view(torch.uint8).numpy()
-        digests = [hashlib.sha256(row.data).digest() for row in rows]
         new = [i for i, digest in enumerate(digests) if digest not in self._places]
         result = self._matrices[[self._places.get(digest, 0) for digest in digests]]
         if new:
@@ -177,16 +185,25 @@ class Whitening(nn.Module):
             raise ConfigError(f"Whitening expected an integer root >= 1, got {root!r}; use 2 to whiten")
         self.root = root
         self._kept: KeptMatrices | None = None
+        self._whitened: dict[object, Tensor] | None = None  # batches of this step, if it keeps them
 
     def forward(self, images: Tensor) -> Tensor:
         require_images("Whitening", images, self.in_channels, images)
         _require_images(images)
         differentiates = images.requires_grad and torch.is_grad_enabled()
         if self._kept is None or differentiates or images.device.type != "cpu" or torch.compiler.is_compiling():
-            matrices = self._matrices(images)
-        else:
-            matrices = self._kept.of(images, self._matrices)
-        return whiten_by(images, matrices, self.patch_size)
+            return whiten_by(images, self._matrices(images), self.patch_size)
+        digests = digests_of(images)
+        precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
+        key = images.shape, images.dtype, precision, b"".join(digests)
+        if self._whitened is not None and key in self._whitened:
+            return self._whitened[key]
+        whitened = whiten_by(images, self._kept.of(images, digests, self._matrices), self.patch_size)
+        if self._whitened is None or whitened.is_inference():  # which could not be used for gradients
+            return whitened
+        if sum(t.nbytes for t in (*self._whitened.values(), whitened)) <= KEPT_IMAGES:
+            self._whitened[key] = whitened
+        return whitened
 
     def _matrices(self, images: Tensor) -> Tensor:
         return whitening_matrices(images, self.patch_size, self.eps, self.root)
@@ -201,6 +218,15 @@ class Whitening(nn.Module):
         finally:
             self._kept = None
 
+    @contextmanager
+    def keeping_images(self) -> Iterator[None]:
+        """Within this context, that of a step, a batch that is seen again is not whitened again, where matrices are kept."""
+        self._whitened = {}
+        try:
+            yield
+        finally:
+            self._whitened = None
+
     def extra_repr(self) -> str:
         return f"{self.in_channels}, patch_size={self.patch_size}, eps={self.eps:g}"
 
@@ -211,4 +237,13 @@ def whitening_kept(net: nn.Module, memory: int = KEPT) -> ExitStack:
     for module in net.modules():
         if isinstance(module, Whitening):
             stack.enter_context(module.keeping(memory))
+    return stack
+
+
+def whitened_images_kept(net: nn.Module) -> ExitStack:
+    """Within this context, that of a step, every :class:`Whitening` of a network keeps the batches that it has whitened."""
+    stack = ExitStack()
+    for module in net.modules():
+        if isinstance(module, Whitening):
+            stack.enter_context(module.keeping_images())
     return stack

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..building import load_trained
 from ..errors import CKNError, ConfigError, DataError
+from ..files import read_text
 from ..network import CKN, Classifier
 from ..runs import read_config, read_filters, read_metrics, read_result
 from .contents import Configuration, Result, check, check_filters, usable
@@ -162,7 +163,7 @@ def _model(folder: Path) -> tuple[Classifier | None, str | None]:
 
 def _environment(folder: Path) -> dict[str, Any] | None:
     file = folder / "environment.json"
-    content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    content = json.loads(read_text(file)) if file.exists() else None
     if content is not None and not isinstance(content, dict):
         raise DataError(f"expected a table of names and values, got {type(content).__name__}")
     return content

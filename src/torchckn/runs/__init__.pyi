@@ -5,7 +5,7 @@ from .checkpoints import write_checkpoint as write_checkpoint
 from .environment import environment as environment
 from .folder import MAY_DIFFER as MAY_DIFFER
 from .folder import Run as Run
-from .reading import add_to_result as add_to_result
+from .folder import add_to_result as add_to_result
 from .reading import model_file as model_file
 from .reading import read_config as read_config
 from .reading import read_metrics as read_metrics

@@ -41,8 +41,9 @@ def _git(*arguments: str) -> str | None:
     checkout = package.parent.parent
     if package != checkout / "src" / "torchckn" or not (checkout / ".git").exists():
         return None
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # which may name another one
     try:
-        done = subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=10, env=env)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 from collections.abc import Collection, Sequence
@@ -23,10 +24,10 @@ from .reading import model_file, read_config, read_metrics, read_result, to_json
 
 #: options that a resumed run may have other values of: it is trained further, or in less memory (then with other rounding errors)
 MAY_DIFFER = ("steps", "chunk")
-#: the files of a run that are written beside their place first, by folder
+#: the files that a run writes, by folder
 _WRITTEN = {
     ".": ("config.toml", "environment.json", "metrics.jsonl", "result.json"),
-    "checkpoint": ("last.safetensors", "filters-*.safetensors"),
+    "checkpoint": ("last.safetensors", "previous.safetensors", "filters-*.safetensors"),
     "model": ("model.safetensors",),
 }
 
@@ -49,26 +50,13 @@ class Run:
     ) -> None:
         self.folder = Path(folder)
         _require_run_or_empty(self.folder, resume)
-        self._lock = self._claim()
+        self._lock = _claim(self.folder)
         try:
             self._begin(config, resume, free)
         except BaseException:
             self.close()
             raise
         self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-
-    def _claim(self) -> FileLock:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / ".lock")
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ConfigError(
-                f"another process is training in {self.folder}; wait for it, or choose another folder"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"cannot use {self.folder} for a run: {error.strerror}; choose another folder") from error
-        return lock
 
     def _begin(self, config: dict[str, Any], resume: bool, free: Collection[str]) -> None:
         config = to_plain(config)
@@ -165,6 +153,44 @@ class Run:
         self._lock.release()
 
 
+def add_to_result(folder: str | os.PathLike[str], more: dict[str, Any]) -> None:
+    """Add to the result of a finished run; an error while another process trains it further."""
+    _require_own_files(Path(folder))
+    with _claim(Path(folder)):
+        write_atomically(Path(folder) / "result.json", to_json((read_result(folder) or {}) | more))
+
+
+def _claim(folder: Path) -> FileLock:
+    """A folder for this process alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"another process is training in {folder}; wait for it, or choose another folder") from None
+    except OSError as error:
+        raise ConfigError(f"cannot use {folder} for a run: {error.strerror}; choose another folder") from error
+    return lock
+
+
+def _require_own_files(folder: Path) -> None:
+    """An error for a file of a run that is a link to somewhere else, where a run must not write, or a pipe or a device."""
+    home = Path(os.path.realpath(folder))
+    for part, names in _WRITTEN.items():
+        place = folder / part
+        for file in [place, *(place.iterdir() if place.is_dir() else ())]:
+            if file != place and not any(fnmatch.fnmatchcase(file.name, name) for name in names):
+                continue
+            target = Path(os.path.realpath(file))
+            if not target.is_relative_to(home):
+                raise DataError(
+                    f"{file} is a link that leads out of the run folder, to {target}, which a run would write to; put what it "
+                    "links to in its place"
+                )
+            if file.exists() and not (file.is_dir() if file == place else file.is_file()):
+                raise DataError(f"{file} is not a {'folder' if file == place else 'regular file'}; remove it")
+
+
 def _already_a_run(folder: Path) -> ConfigError:
     return ConfigError(f"{folder} has a run already; resume it (resume=True, or --resume), or choose another folder")
 
@@ -178,6 +204,7 @@ def _require_run_or_empty(folder: Path, resume: bool) -> None:
             raise _already_a_run(folder)
         if "training" not in read_config(folder):
             raise DataError(f"{folder} is not a run folder: its config.toml has no training; choose another folder")
+        _require_own_files(folder)
         return
     ours = {folder / ".lock", *partial_files(folder, "config.toml")}  # of a process that was killed before there was a run
     others = [item.name for item in folder.iterdir() if item not in ours]

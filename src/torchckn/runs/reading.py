@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..files import write_atomically
+from ..files import read_bytes, read_text
 
 PathLike = str | os.PathLike[str]
+#: bytes of metrics: those of some millions of steps
+_LONGEST_METRICS = 2**30
 
 
 def model_file(folder: PathLike) -> Path:
@@ -26,7 +28,7 @@ def read_config(folder: PathLike) -> dict[str, Any]:
     """The configuration of a run."""
     file = Path(folder) / "config.toml"
     try:
-        config = tomllib.loads(file.read_text(encoding="utf-8"))
+        config = tomllib.loads(read_text(file))
     except FileNotFoundError:
         raise DataError(f"{folder} is not a run folder: it has no config.toml") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -58,14 +60,14 @@ def _require_plain(file: Path, value: Any) -> None:
 def _require_kind(file: Path, content: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> None:
     value = content.get(name)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise DataError(f"{file} has another {name} than a run has, got {str(value)[:60]!r}")
+        raise DataError(f"{file} has an invalid {name} for a run, got {str(value)[:60]!r}")
 
 
 def read_metrics(folder: PathLike) -> list[dict[str, Any]]:
     """The metrics of a run, one dictionary per step; a line that is damaged or was cut off is left out."""
     file = Path(folder) / "metrics.jsonl"
     try:
-        lines = file.read_bytes().decode(errors="replace").split("\n") if file.exists() else []
+        lines = read_bytes(file, _LONGEST_METRICS).decode(errors="replace").split("\n") if file.exists() else []
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
     records = []
@@ -84,7 +86,7 @@ def read_result(folder: PathLike) -> dict[str, Any] | None:
     """The result of a run, or None if it is not finished."""
     file = Path(folder) / "result.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        content = json.loads(read_text(file)) if file.exists() else None
         if content is not None and not isinstance(content, dict):
             raise ValueError(f"expected a table of names and values, got {type(content).__name__}")
         for name in ("lam", "seconds", "steps", "test_accuracy"):
@@ -95,11 +97,6 @@ def read_result(folder: PathLike) -> dict[str, Any] | None:
         return content
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} is damaged ({error}); delete it, and resume the run to have it again") from error
-
-
-def add_to_result(folder: PathLike, more: dict[str, Any]) -> None:
-    """Add to the result of a finished run."""
-    write_atomically(Path(folder) / "result.json", to_json((read_result(folder) or {}) | more))
 
 
 def summary(folder: PathLike) -> dict[str, Any]:

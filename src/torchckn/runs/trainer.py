@@ -17,14 +17,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
+from ..data import LazyPart
 from ..data.batches import batches, size_of
 from ..distributed import check_agreement, code_digest, digest_of, from_first, is_first, rank, world
 from ..errors import ConfigError
 from ..fit.batches import TrainingBatches
 from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
+from ..fit.chunks import BATCH_NORMS
 from ..fit.config import TrainConfig
+from ..fit.features import CHUNK
 from ..fit.folds import FEW_IMAGES
 from ..fit.loop import TrainingLoop, share_weights
 from ..fit.methods import METHODS, Method
@@ -48,7 +58,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     description: Mapping[str, Any] | None = None,
-    unlabelled: Any = None,
+    unlabeled: Any = None,
     method_class: type[Method] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     **overrides: Any,
@@ -72,7 +82,7 @@ def train(
         callbacks: see :class:`torchckn.Callback`. With several processes, each of them has its own.
         progress: whether to show progress bars; by default on a terminal.
         description: what else the run's ``config.toml`` says.
-        unlabelled: images, or data whose labels are not used, to fit the unsupervised filters to, instead of ``train_data``.
+        unlabeled: images, or data whose labels are not used, to fit the unsupervised filters to, instead of ``train_data``.
         method_class: a training step of your own, in place of the one that ``method`` names.
         clock: what seconds are measured with. ``time.process_time`` does not count the time of other programs; it adds up
             the time of all threads, so use it with one thread.
@@ -97,7 +107,9 @@ def train(
     if config.class_weights == "balanced":
         labels = _all_labels(train_data)
         config = config.replace(class_weights=aim("balanced", None, labels, net.head.out_features).class_weights)
-    training_batches = TrainingBatches(train_data, config.batch_size or 1, net.head.out_features, generator, config.augment)
+    unit = config.chunk if isinstance(config.chunk, int) else CHUNK
+    batch_size, classes = config.batch_size or 1, net.head.out_features
+    training_batches = TrainingBatches(train_data, batch_size, classes, generator, config.augment, unit)
     with (
         modes_kept(net),
         net.training_only(config.trainable, config.bandwidths),
@@ -109,7 +121,7 @@ def train(
             raise ConfigError("there is nothing to train: every layer is fixed; check trainable=... and requires_grad")
         content = {}
         if run_dir or world() > 1:
-            content = _run_content(net, train_data, valid_data, unlabelled, config, description)
+            content = _run_content(net, train_data, valid_data, unlabeled, config, description)
         if world() > 1:
             _check_same(content, generator)
             share_weights(net)
@@ -133,7 +145,7 @@ def train(
                 generator=generator,
                 callbacks=[*callbacks, *_built_in(config, run, progress)],
                 store=run,
-                unlabelled=unlabelled,
+                unlabeled=unlabeled,
                 progress=progress,
                 clock=clock,
             )
@@ -168,18 +180,39 @@ def _seed(config: TrainConfig, overrides: Mapping[str, Any], generator: torch.Ge
 def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfig) -> None:
     """What would go wrong later goes wrong now, before anything is written."""
     if config.method == "sgd" and net.on_spheres:
-        raise ConfigError("method 'sgd' is for ConvNets, and would leave the sphere; train a CKN with 'ulr' or 'sgo'")
+        raise ConfigError(
+            "method 'sgd' is for ConvNets and does not keep filters at unit norm; train a CKN with 'ulr' or 'sgo'"
+        )
     images = size_of(train_data)
     has_folds = config.folds if config.folds is not None else images is not None and images < FEW_IMAGES
     needs_choice = not has_folds if config.method != "sgd" else config.final_head
-    if valid_data is None and config.lam is None and not net.lam >= 0 and needs_choice:
+    if valid_data is None and config.lam is None and net.penalty is None and needs_choice:
         raise ConfigError(
             "train chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam=..., or folds=5 to "
             "choose it by cross-validation"
         )
+    coupled = [type(module).__name__ for module in net.modules() if isinstance(module, BATCH_NORMS)]
+    if world() > 1 and config.steps and coupled:  # each process has the statistics of its own images
+        raise ConfigError(
+            f"train expected a network without batch normalization on {world()} processes, got one with {coupled[0]}, whose "
+            "output depends on all images of a batch; use one process, nn.GroupNorm, or nn.SyncBatchNorm in a training loop of "
+            "your own with DistributedDataParallel"
+        )
+    for data in (train_data, valid_data):
+        if world() > 1 and isinstance(data, DataLoader) and _shuffles_by_itself(data):
+            raise ConfigError(
+                f"train expected data in the same order in all {world()} processes, got a DataLoader that shuffles by torch's "
+                "own random numbers, which differ; pass its Dataset, which train shuffles itself, or "
+                "DataLoader(..., generator=torch.Generator().manual_seed(0))"
+            )
     for name in ("patience", "keep_best"):
         if valid_data is None and getattr(config, name):
             raise ConfigError(f"{name} needs validation data: pass valid_data")
+
+
+def _shuffles_by_itself(loader: DataLoader[Any]) -> bool:
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    return isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) and sampler.generator is None
 
 
 def _all_labels(data: Any) -> Tensor:
@@ -209,7 +242,7 @@ def _run_content(
     net: Classifier,
     train_data: Any,
     valid_data: Any,
-    unlabelled: Any,
+    unlabeled: Any,
     config: TrainConfig,
     description: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
@@ -218,7 +251,7 @@ def _run_content(
         "network": net.fingerprint(),
         "data": data_digest(train_data),
         "validation_data": None if valid_data is None else data_digest(valid_data),
-        "unlabelled_data": None if unlabelled is None else data_digest(unlabelled),
+        "unlabeled_data": None if unlabeled is None else data_digest(unlabeled),
         **(description or {}),
         "training": config.to_plain(),
     }
@@ -230,7 +263,7 @@ def _check_same(content: Mapping[str, Any], generator: torch.Generator) -> None:
         "network": "network",
         "data": "training data",
         "validation_data": "validation data",
-        "unlabelled_data": "unlabelled data",
+        "unlabeled_data": "unlabeled data",
     }
     facts = {text: str(content[name]) for name, text in names.items()}
     options = digest_of(sorted(content["training"].items()))
@@ -247,8 +280,13 @@ def _torch_seeded(generator: torch.Generator) -> Iterator[None]:
 
 
 def data_digest(data: Any) -> str:
-    """A digest of images and labels; of a data set, its length and some of its items; of a stream, what it is called."""
+    """A digest of images and labels; of a data set, its length and some of its items; of a stream, what it is called.
+
+    Of images that are read when they are needed, also of all labels, and of the names and sizes of the files.
+    """
     digest = hashlib.sha256(f"{type(data).__name__} {size_of(data)}".encode())
+    if isinstance(data, LazyPart):
+        digest.update(data.digest().encode())
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         count = size_of(data) or 0
         some = [data[i] for i in range(0, count, max(1, count // 16))]

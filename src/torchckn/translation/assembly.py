@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from torch import nn
+from torch import Tensor
 
 from ..choices import Correspondence
 from ..correspondence import Row
-from ..graph import Conv, DirectSum, Flatten, Graph, KernelNode, Node, SelectChannels
+from ..graph import Conv, DirectSum, Flatten, Graph, KernelNode, Node, SelectChannels, ShuffleChannels
 from ..kernels import Kernel, Linear
 from .values import Policy, Value, View
 
@@ -29,9 +29,11 @@ class Builder:
         self.nodes: dict[str, Node] = {}
         self.rows: list[Row] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
-        #: whether the ConvNet uses the weights of a module twice: branches may then depend on each other
+        #: whether the ConvNet uses some weights twice: branches may then depend on each other
         self.shares_weights = False
-        self._layer_of_module: dict[int, str] = {}
+        #: layers whose nonlinearity is bounded, such as a sigmoid
+        self.bounded: set[str] = set()
+        self._layer_of_weights: dict[int, str] = {}
         self._settled: dict[str, Value] = {}
         #: what each node was made from, before it was settled
         self.origins: dict[str, tuple[Value, ...]] = {}
@@ -72,9 +74,10 @@ class Builder:
                 changed = row.correspondence if correspondence is None else correspondence
                 self.rows[i] = dataclasses.replace(row, correspondence=changed, reasons=(*row.reasons, reason))
 
-    def uses_again(self, module: nn.Module | None, name: str) -> bool:
-        """Whether the weights of a module have been used by an operation of another name."""
-        again = module is not None and self._layer_of_module.setdefault(id(module), name) != name
+    def uses_again(self, weights: Sequence[Tensor], name: str) -> bool:
+        """Whether any of these weights has been used by an operation of another name."""
+        first = [self._layer_of_weights.setdefault(w.untyped_storage()._cdata, name) for w in weights]
+        again = any(layer != name for layer in first)
         self.shares_weights |= again
         return again
 
@@ -123,6 +126,10 @@ class Builder:
             return self._part_of_branches(value, name, channels)
         node = self.nodes[value.node] if value.pending is None else value.pending
         sources = self.origins[value.node]
+        if isinstance(node, ShuffleChannels):
+            chosen = [node.order[c] for c in channels]
+            part, reasons = self.part(sources[0], sorted(chosen))
+            return self.shuffled(name, part, ranks(chosen)), reasons
         if isinstance(node, KernelNode) and node.init != "identity":
             return self._fewer_filters(value, node, name, channels)
         reasons, inputs = [], []
@@ -153,7 +160,7 @@ class Builder:
         self, value: Value, node: Conv, source: Value, channels: Sequence[int]
     ) -> tuple[Conv, Value, list[str]]:
         """Whole groups of a grouped layer act on a part of its input; parts of groups become one group."""
-        if source.width == value.width:  # one filter per channel
+        if source.width == value.width and source.shape[0] == node.groups:  # one filter per channel
             part, reasons = self.part(source, channels)
             part = self.settle(part)
             size = part.shape[0]
@@ -203,6 +210,13 @@ class Builder:
         width = sum(value.width for value in settled)
         return dataclasses.replace(made, summed=True, branches=tuple(settled), width=width, layout=settled[0].layout)
 
+    def shuffled(self, name: str, value: Value, order: Sequence[int]) -> Value:
+        """The channels of a value in another order, for the groups of a later layer."""
+        value = self.settle(value)
+        self.add(ShuffleChannels(name, order=tuple(order), inputs=(value.node,)))
+        self.origins[name] = (value,)
+        return dataclasses.replace(value, node=name, branches=())
+
     def used_nodes(self, output: str) -> list[Node]:
         """The nodes that the output depends on, in their order: a layer of which only parts are read is not needed."""
         needed, waiting = {output}, [output]
@@ -236,6 +250,12 @@ def _described(row: Row, node: Node) -> Row:
     )
 
 
+def ranks(numbers: Sequence[int]) -> list[int]:
+    """The place of each number among all of them in order: [7, 3, 5] -> [2, 0, 1]"""
+    place = {number: i for i, number in enumerate(sorted(numbers))}
+    return [place[number] for number in numbers]
+
+
 def chosen_kernel(chosen: Kernel, matching: Kernel) -> str:
     """The reason why a layer whose kernel was chosen is not an exact counterpart."""
-    return f"{chosen.spec()} was chosen where {matching.spec()} would match"
+    return f"{chosen.spec()} replaces {matching.spec()}, which would match"

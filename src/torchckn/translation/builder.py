@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..choices import Correspondence
 from ..correspondence import Part, Row
@@ -17,7 +17,7 @@ from ..errors import TranslationError
 from ..graph import Conv, Dense, KernelNode, Node
 from ..kernels import Kernel
 from .assembly import Builder, chosen_kernel
-from .trace import Operation
+from .operation import Operation, parameters_in
 from .values import Value
 
 __all__ = ["Builder", "Step", "Value"]
@@ -85,6 +85,15 @@ class Step:
             return _sizes(self.operation.kwargs[name])
         return _sizes(self.operation.args[position]) if len(self.operation.args) > position else default
 
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """The parameters and buffers of a module, or the parameters that a weight is computed from; without the bias."""
+        if self.module is None:
+            return parameters_in(self.option("weight", 1))
+        return [
+            t for t in (*self.module.parameters(), *self.module.buffers()) if t is not getattr(self.module, "bias", None)
+        ]
+
     def is_computed(self, argument: Any) -> bool:
         """Whether an argument depends on the images."""
         return isinstance(argument, Operation) and argument.name in self._values
@@ -129,7 +138,7 @@ class Step:
         """
         source = self.builder.settle(self.input if source is None else source)
         inexact = list(inexact)
-        if self.builder.uses_again(self.module, self.name):
+        if self.builder.uses_again(self.weights, self.name):
             inexact.append("the ConvNet uses these weights twice; here they are two layers")
         filters = self.builder.policy.filters_for(node.filters)
         node = dataclasses.replace(node, filters=filters, inputs=(source.node,), **self.builder.policy.options)
@@ -165,7 +174,7 @@ class Step:
             layer = Conv(self.name, filters=width, inputs=(value.node,), **self.builder.policy.options)
             result = self.builder.add(layer.with_kernel(used))
         else:
-            reasons.append("a layer of its own, with identity filters that are not trained")
+            reasons.append("a separate layer, with identity filters that are not trained")
             options = {**self.builder.policy.options, "init": "identity"}
             kind = Conv if len(value.shape) == 3 else Dense
             node = kind(self.name, filters=value.shape[0], trainable=False, inputs=(value.node,), **options)

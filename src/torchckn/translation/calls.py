@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 Key = type[nn.Module] | Callable[..., Any] | str
 """What identifies an operation: the class of a module, a function, or the name of a tensor's method."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """One call of the network, as a tracer has recorded it."""
 
     node: fx.Node
-    """the node whose value it gives; arguments that are results of other calls are their nodes"""
+    """the node whose value it gives"""
     name: str
     """unique in its recording"""
     source: str
@@ -30,6 +31,7 @@ class Call:
     """what to look a rule up by; None for parameters and for the input"""
     module: nn.Module | None
     args: tuple[Any, ...]
+    """positional arguments; an argument that is the result of another call is that call's node"""
     kwargs: dict[str, Any]
     value: Any
     """its result for a batch of two all-zero images"""
@@ -37,6 +39,8 @@ class Call:
     """file, line and text of the source, if known"""
     inside: str = ""
     """the path of the module whose ``forward`` has the call"""
+    changed: tuple[Tensor, ...] = ()
+    """the tensors that it has changed in place"""
 
     @property
     def kind(self) -> str:
@@ -73,8 +77,23 @@ class DependsOnPixelsError(Exception):
 
 def zero_images(net: nn.Module, input_shape: Sequence[int]) -> Tensor:
     """A batch of two images of zeros, of the network's dtype, on its device."""
-    example = next((t for t in (*net.parameters(), *net.buffers()) if t.is_floating_point()), torch.zeros(()))
+    example = example_tensor(net)
     return torch.zeros(2, *input_shape, dtype=example.dtype, device=example.device)
+
+
+def example_tensor(net: nn.Module) -> Tensor:
+    """One that has the network's dtype and device."""
+    return next((t for t in (*net.parameters(), *net.buffers()) if t.is_floating_point()), torch.zeros(()))
+
+
+def changes(run: Callable[[], Any], args: Any, kwargs: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    """What a call gives, and the tensors that it changes in place: torch counts the changes of each."""
+    arguments = pytree.tree_leaves((kwargs.get("out"), args, kwargs))
+    counts = [(a, a._version) for a in arguments if isinstance(a, Tensor)]
+    result = run()
+    # Tensors that share memory share their count: the one that an operation changes is its first argument.
+    changed = {a.untyped_storage()._cdata: a for a, count in reversed(counts) if a._version != count}
+    return result, tuple(changed.values())
 
 
 def is_leaf(module: nn.Module, has_rule: Callable[[nn.Module], bool]) -> bool:

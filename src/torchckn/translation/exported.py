@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from .calls import Call, Key, Recording, is_leaf, place
+from .calls import Call, Key, Recording, changes, is_leaf, place
 
 
 def record(
@@ -31,15 +31,18 @@ def record(
     program = torch.export.export(net, (images,), strict=strict)
     exported = program.module()
     assert isinstance(exported, fx.GraphModule)
-    values = _values(exported, images)
-    known, leaves, names = set(rules), _Leaves(net, has_rule), fx.graph._Namespace()
+    values, changed = _values(exported, images)
+    keys, leaves, names = set(rules), _Leaves(net, has_rule), fx.graph._Namespace()
     calls: list[Call] = []
     output: Any = None
     given = [node for node in exported.graph.nodes if node.op not in ("call_module", "output")]  # without guards
     for leaf, group in itertools.groupby(given, leaves.of):
         nodes = list(group)
         whole = _module_call(leaf, nodes, values, net) if leaf is not None else None
-        calls += [whole] if whole is not None else [_function_call(node, values, known) for node in nodes]
+        own = [whole] if whole is not None else [_function_call(node, values, keys) for node in nodes]
+        parts = [nodes] if whole is not None else [[node] for node in nodes]
+        for call, its in zip(own, parts, strict=True):
+            calls.append(replace(call, changed=tuple(tensor for node in its for tensor in changed.get(node, ()))))
     calls.sort(key=lambda call: call.node.op != "placeholder")  # the image first; parameters are before all operations
     calls = [replace(call, name=names.create_name(call.name, None)) for call in calls]
     for node in exported.graph.nodes:
@@ -49,16 +52,19 @@ def record(
     return Recording(calls, output)
 
 
-def _values(exported: fx.GraphModule, images: Tensor) -> dict[fx.Node, Any]:
+def _values(exported: fx.GraphModule, images: Tensor) -> tuple[dict[fx.Node, Any], dict[fx.Node, tuple[Tensor, ...]]]:
+    """What each operation gives, and what it changes in place."""
     values: dict[fx.Node, Any] = {}
+    changed: dict[fx.Node, tuple[Tensor, ...]] = {}
 
     class Recorder(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            values[n] = super().run_node(n)
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            values[n], changed[n] = changes(lambda: super(Recorder, self).run_node(n), args, kwargs)
             return values[n]
 
     Recorder(exported, garbage_collect_values=False).run(images)
-    return values
+    return values, changed
 
 
 class _Leaves:
@@ -100,11 +106,11 @@ def _module_call(leaf: tuple[str, str], nodes: list[fx.Node], values: dict[fx.No
     )
 
 
-def _function_call(node: fx.Node, values: dict[fx.Node, Any], known: set[Key]) -> Call:
+def _function_call(node: fx.Node, values: dict[fx.Node, Any], keys: set[Key]) -> Call:
     key: Key | None = None
     args, kwargs = node.args, dict(node.kwargs)
     if node.op == "call_function":
-        key, args, kwargs = _lowered(node, args, kwargs, known)
+        key, args, kwargs = _lowered(node, args, kwargs, keys)
     source = str(node.target) if node.op in ("get_attr", "placeholder") else node.name
     name = getattr(node.target, "__name__", node.name).partition(".")[0]  # "relu" of "relu.default"
     stack = [_path(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
@@ -113,7 +119,7 @@ def _function_call(node: fx.Node, values: dict[fx.Node, Any], known: set[Key]) -
 
 
 def _lowered(
-    node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], known: set[Key]
+    node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], keys: set[Key]
 ) -> tuple[Key, tuple[Any, ...], dict[str, Any]]:
     """The function that an ATen operation stands for, with its arguments."""
     target: Any = node.target
@@ -125,13 +131,19 @@ def _lowered(
         return _LOWERINGS[own](*args, **kwargs)
     for name, options in ((own, {}), (_SAME.get(own, own), {}), (own.removesuffix("_"), {"inplace": True})):
         for key in (*(getattr(home, name, None) for home in (F, torch, torch.linalg)), name):
-            if key is not None and key in known:
+            if key is not None and key in keys:
                 return key, args, kwargs | options
     return target, args, kwargs
 
 
 #: ATen operations that torch has under another name, with the same arguments
-_SAME = {"split_with_sizes": "split", "linalg_vector_norm": "vector_norm", "_softmax": "softmax", "_to_copy": "to"}
+_SAME = {
+    "_softmax": "softmax",
+    "_to_copy": "to",
+    "alias": "clone",
+    "linalg_vector_norm": "vector_norm",
+    "split_with_sizes": "split",
+}
 
 
 def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
@@ -140,7 +152,7 @@ def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int =
 
 
 def _reverse_subtraction(x: Any, other: Any, alpha: float = 1) -> Any:
-    return operator.sub, (other, x), {}
+    return (operator.sub, (other, x), {}) if alpha == 1 else (torch.sub, (other, x), {"alpha": alpha})
 
 
 def _reciprocal(x: Any) -> Any:

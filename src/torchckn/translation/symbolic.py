@@ -7,13 +7,15 @@ line. Read next: ``exported.py``.
 
 from __future__ import annotations
 
+import operator
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
-from .calls import Call, DependsOnPixelsError, DoesNotRunError, Key, Recording, is_leaf, is_own, place
+from .calls import Call, DependsOnPixelsError, DoesNotRunError, Key, Recording, changes, is_leaf, is_own, place
 
 #: methods and functions whose results are the same for all images of one shape
 _OF_SHAPES = {
@@ -39,6 +41,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.images, self._has_rule = images, has_rule
         self.values: dict[fx.Node, Any] = {}
+        self.changed: dict[fx.Node, tuple[Tensor, ...]] = {}
         self._is_computing = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -94,7 +97,9 @@ class _Tracer(fx.Tracer):
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.values[n])
         self._is_computing = True
         try:
-            return self._computed(node, args, kwargs)
+            with torch.inference_mode(False), torch.no_grad():
+                value, self.changed[node] = changes(lambda: self._computed(node, args, kwargs), args, kwargs)
+            return value
         except Exception as error:
             what = node.target if isinstance(node.target, str) else node.name
             raise DoesNotRunError(f"{what} ({place(node.meta['frames']) or node.op})", error) from None
@@ -125,6 +130,13 @@ class _Symbol(fx.Proxy):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
         return super().__getattr__(name) if callable(value) else value
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        part = self[index]  # type: ignore[index]
+        mine, other = (self.tracer.values[item.node].untyped_storage()._cdata for item in (self, part))
+        if mine != other:  # an index of numbers gives a copy
+            raise TypeError("a write with an index of tensors")
+        part.copy_(value) if isinstance(value, (fx.Proxy, Tensor)) else part.fill_(value)
+
     def __len__(self) -> int:
         return len(self.tracer.values[self.node])
 
@@ -136,6 +148,14 @@ class _Symbol(fx.Proxy):
 
     def __float__(self) -> float:
         return float(self.tracer.constant(self))
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _function in (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow):
+    setattr(_Symbol, f"__{_function.__name__}__", _in_place(_function))
 
 
 def _call(node: fx.Node, tracer: _Tracer) -> Call:
@@ -153,4 +173,5 @@ def _call(node: fx.Node, tracer: _Tracer) -> Call:
     where = place(node.meta["frames"])
     modules = [path for path in node.meta["modules"] if module is None or path != source]
     inside = modules[-1] if modules else ""
-    return Call(node, node.name, source, key, module, node.args, dict(node.kwargs), tracer.values[node], where, inside)
+    value, changed = tracer.values[node], tracer.changed.get(node, ())
+    return Call(node, node.name, source, key, module, node.args, dict(node.kwargs), value, where, inside, changed)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..correspondence import Row
 from ..graph import AsImage, AveragePool, Pad, SpaceToDepth
+from .assembly import ranks
 from .builder import Step
 from .trace import Operation
 from .values import Layout, Value, View
@@ -37,6 +38,12 @@ def moved(step: Step) -> Value | tuple[Any, ...]:
     if isinstance(labels, (tuple, list)):
         return tuple(_viewed(step, view, own) for own in labels)
     return first if torch.equal(labels, view.labels) else _viewed(step, view, labels)
+
+
+def rearranged(step: Step, value: Value, move: Callable[[Tensor], Tensor]) -> Value:
+    """A value whose numbers are moved as ``move`` moves its labels (N, C, H, W)."""
+    view = _view_of(step, value)
+    return _viewed(step, view, move(view.labels))
 
 
 def named(step: Step, value: Any) -> Any:
@@ -122,7 +129,7 @@ def _vector(view: View, labels: Tensor) -> Value:
     if len(kept) * height * width == len(labels) == len(labels.unique()):
         value = _channels(view, kept.tolist())
         in_order = bool((labels.diff() > 0).all())
-        _note(view, value, "a layer on the whole representation flattens it")
+        _note(view, value, "fully connected kernel layers flatten their input")
         return dataclasses.replace(value, flat=True, layout="chw" if in_order else "unordered")
     if bool((places == places[0]).all()):
         value = _positions(view, _channels(view, channels.tolist()), places[:1] // width, places[:1] % width)
@@ -155,7 +162,22 @@ def _channels(view: View, channels: list[int]) -> Value:
         _note(view, value, why, inexact=reasons, new=True)
     elif not ordered:
         _note(view, value, "a permutation of channels changes no kernel")
+    if not ordered and not value.summed and len(value.shape) == 3 and _groups_follow(view.step.operation):
+        value = builder.shuffled(builder.unique(view.step.name), value, ranks(channels))
+        _note(view, value, "the channels of a later layer's groups are the ConvNet's", inexact=reasons, new=True)
     return value
+
+
+def _groups_follow(operation: Operation) -> bool:
+    """Whether the order of channels matters to a layer that comes later."""
+    waiting, seen = [operation], {operation}
+    while waiting:
+        new = [user for user in waiting.pop().users if user not in seen]
+        if any(user.has_groups for user in new):
+            return True
+        seen.update(new)
+        waiting += new
+    return False
 
 
 def _positions(view: View, value: Value, rows: Tensor, columns: Tensor) -> Value:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import platformdirs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...choices import Native, check_choice
 from ...errors import ConfigError
@@ -97,11 +97,16 @@ def _library() -> ctypes.CDLL | None:
             ("layer_backward", [number, *[pointer] * 9, number]),
             ("patch_squares", [*[pointer] * 4, number]),
             ("patch_squares_backward", [*[pointer] * 5, number]),
+            ("chain", [pointer, ctypes.c_long, pointer, pointer, number]),
+            ("differ", [pointer, pointer, ctypes.c_size_t]),
+            ("pack", [*[pointer] * 3, ctypes.c_long, number]),
+            ("packed_size", [pointer, ctypes.c_long]),
             ("convolution", [*[pointer] * 4, ctypes.c_long, number]),
             ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
             ("convolution_of_filters", [*[pointer] * 4, ctypes.c_long, number]),
         ):
             getattr(library, name).argtypes = arguments
+        library.packed_size.restype = ctypes.c_long
     except (OSError, ConfigError, AttributeError) as error:  # of a library without these functions
         if setting() == "require":
             raise ConfigError(f"TORCHCKN_NATIVE=require expected code that can be compiled and loaded: {error}") from error
@@ -197,7 +202,15 @@ def address(tensor: Tensor | None) -> int | None:
 
 def call(name: str, *arguments: object) -> None:
     """Call a function of the library, on as many threads as torch uses."""
-    status = getattr(library(), name)(*arguments, torch.get_num_threads())
+    status = getattr(_library(), name)(*arguments, torch.get_num_threads())
     if status == 1:
         raise MemoryError(f"no memory for the buffers of {name}")
     assert status == 0, (name, status)
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """``torch.equal``; of numbers in a row, by their bytes, which is several times faster."""
+    found = library() if a.device.type == "cpu" and type(a) in (Tensor, nn.Parameter) else None
+    if found is None or a.shape != b.shape or not (a.is_contiguous() and b.is_contiguous()):
+        return torch.equal(a, b)
+    return not found.differ(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size())

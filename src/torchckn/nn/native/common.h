@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -19,12 +20,22 @@ enum Status { DONE, OUT_OF_MEMORY, UNKNOWN_KERNEL, TOO_WIDE };
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 
-/* Some numbers in a register. */
-typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+/* Some numbers in a register; twice as many where registers have room for them (AVX-512, which has twice as many registers, too). */
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef float Wide __attribute__((vector_size(8 * LANES)));
+#ifdef __AVX512F__
+#define HAS_WIDE true
+#else
+#define HAS_WIDE false
+#endif
 
-INLINE Vec load(const float *from) { return *(const Vec *)from; }
-INLINE void store(float *to, Vec value) { *(Vec *)to = value; }
-INLINE Vec spread(float x) { return Vec{x, x, x, x, x, x, x, x}; }
+template <class V> constexpr long lanes = sizeof(V) / sizeof(float);
+template <class V> INLINE void store(float *to, V value) { memcpy(to, &value, sizeof(V)); }
+template <class V> INLINE V load(const float *from) {
+  V value;
+  memcpy(&value, from, sizeof(V));
+  return value;
+}
 
 INLINE void add(const float *__restrict from, float *__restrict to, long n) {
   SIMD for (long i = 0; i < n; i++) to[i] += from[i];

@@ -7,6 +7,8 @@ times faster. Sums over images are made in parts whose number does not depend on
 
 #define POSITIONS 12 /* sums that are kept in registers: of neighbouring positions, at most, */
 #define TAPS 9       /* or of numbers of a patch */
+#define FEW_IMAGES 8 /* below, an image is shared by FEW_PARTS parts */
+#define FEW_PARTS 4
 #define SUMS 16      /* parts of the images, each with a sum for the gradient of the filters */
 
 /* Images with zeros around them, and between their pixels if they are spread out by a stride. */
@@ -42,61 +44,87 @@ static long *offsets_of(const Patches &p, const Frame &frame, long &taps) {
   return offsets;
 }
 
-/* A row of positions that are `step` apart, and LANES filters, of which `width` are wanted; their weights are (taps, padded). */
+/* Filters are in blocks, as many as fit into registers; their weights are (taps, width) block by block, with zeros at the end. */
+struct Block {
+  long first, width;
+
+  Block(long f, long filters) {
+    const long pairs = HAS_WIDE ? filters / (4 * LANES) * 4 * LANES : 0;
+    const long wide = HAS_WIDE ? filters / (2 * LANES) * 2 * LANES : 0;
+    width = f < pairs ? 4 * LANES : f < wide ? 2 * LANES : LANES;
+    first = f / width * width;
+  }
+};
+
+static long padded_up(long filters) { return (filters + LANES - 1) / LANES * LANES; }
+
+/* A row of positions that are `step` apart. */
 struct Row {
   const float *x;
   long step, taps;
   const long *offsets;
   const float *weights;
-  long padded;
   float *out;
-  long filters, width;
+  long filters;
 
-  template <int count> void respond(long first) const {
-    Vec sums[count];
-    UNROLL for (int i = 0; i < count; i++) sums[i] = spread(0);
-    const float *from = x + first * step;
-    for (long t = 0; t < taps; t++) {
-      const Vec weight = load(weights + t * padded);
+  /* Some positions from `first` on, and the filters from f on, of which `width` are wanted. */
+  template <class V, int count, int vectors> void respond(long first, long f, long width) const {
+    V sums[count][vectors];
+    UNROLL for (int i = 0; i < count; i++)
+      UNROLL for (int v = 0; v < vectors; v++) sums[i][v] = V{};
+    const float *from = x + first * step, *packed = weights + f * taps;
+    for (long t = 0; t < taps; t++, packed += vectors * lanes<V>) {
+      V weight[vectors];
+      UNROLL for (int v = 0; v < vectors; v++) weight[v] = load<V>(packed + v * lanes<V>);
       const float *at = from + offsets[t];
-      UNROLL for (int i = 0; i < count; i++) sums[i] = sums[i] + spread(at[i * step]) * weight;
+      UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int v = 0; v < vectors; v++) sums[i][v] = sums[i][v] + at[i * step] * weight[v];
     }
-    float *to = out + first * filters;
+    float *to = out + first * filters + f;
     UNROLL for (int i = 0; i < count; i++) {
-      if (width == LANES) store(to + i * filters, sums[i]);
-      else memcpy(to + i * filters, &sums[i], width * sizeof(float));
+      if (width == vectors * lanes<V>)
+        UNROLL for (int v = 0; v < vectors; v++) store(to + i * filters + v * lanes<V>, sums[i][v]);
+      else memcpy(to + i * filters, sums[i], width * sizeof(float));
     }
   }
 
-  void respond(long first, long count) const {
+  template <class V, int vectors> void respond(long first, long count, long f, long width) const {
     switch (count) {
-      case 12: return respond<12>(first);
-      case 11: return respond<11>(first);
-      case 10: return respond<10>(first);
-      case 9: return respond<9>(first);
-      case 8: return respond<8>(first);
-      case 7: return respond<7>(first);
-      case 6: return respond<6>(first);
-      case 5: return respond<5>(first);
-      case 4: return respond<4>(first);
-      case 3: return respond<3>(first);
-      case 2: return respond<2>(first);
-      default: return respond<1>(first);
+      case 12: return respond<V, 12, vectors>(first, f, width);
+      case 11: return respond<V, 11, vectors>(first, f, width);
+      case 10: return respond<V, 10, vectors>(first, f, width);
+      case 9: return respond<V, 9, vectors>(first, f, width);
+      case 8: return respond<V, 8, vectors>(first, f, width);
+      case 7: return respond<V, 7, vectors>(first, f, width);
+      case 6: return respond<V, 6, vectors>(first, f, width);
+      case 5: return respond<V, 5, vectors>(first, f, width);
+      case 4: return respond<V, 4, vectors>(first, f, width);
+      case 3: return respond<V, 3, vectors>(first, f, width);
+      case 2: return respond<V, 2, vectors>(first, f, width);
+      default: return respond<V, 1, vectors>(first, f, width);
     }
+  }
+
+  /* All positions of the row, and filters from f on, as far as there are blocks of them, or a last part of one; where the next one
+  would begin. */
+  template <class V, int vectors> long respond_all(long columns, long f) const {
+    const long pieces = (columns + POSITIONS - 1) / POSITIONS, block = vectors * lanes<V>;
+    for (; f < filters && (block == LANES || f + block <= filters); f += block)
+      for (long piece = 0, first = 0, end; piece < pieces; piece++, first = end) {
+        end = columns * (piece + 1) / pieces;
+        respond<V, vectors>(first, end - first, f, least(block, filters - f));
+      }
+    return f;
   }
 };
 
-static void respond_row(Row row, long columns) {
-  const long pieces = (columns + POSITIONS - 1) / POSITIONS;
-  const float *weights = row.weights;
-  float *out = row.out;
-  for (long f = 0; f < row.filters; f += LANES) {
-    row.weights = weights + f, row.out = out + f, row.width = least(LANES, row.filters - f);
-    for (long piece = 0, first = 0, end; piece < pieces; piece++, first = end) {
-      end = columns * (piece + 1) / pieces;
-      row.respond(first, end - first);
-    }
+static void respond_row(const Row &row, long columns) {
+  long f = 0;
+  if (HAS_WIDE) {
+    f = row.respond_all<Wide, 2>(columns, f);
+    f = row.respond_all<Wide, 1>(columns, f);
   }
+  row.respond_all<Vec, 1>(columns, f);
 }
 
 /* The numbers that Python passes; an image whose pixels are the patches is one row of them. */
@@ -112,21 +140,24 @@ static Frame frame_of(const Patches &p) {
 
 static Status convolve(const Patches &p, const Frame &frame, const float *x, const float *weights, float *out, long filters,
                        int threads) {
-  const long padded = (filters + LANES - 1) / LANES * LANES, length = p.rows * p.columns * filters;
+  const long lines = p.n * p.rows;
+  const long parts = p.n < FEW_IMAGES ? least(p.n * FEW_PARTS, lines) : PARTS;
   long taps, *offsets = offsets_of(p, frame, taps);
-  bool failed = !offsets;
-  PARALLEL for (long part = 0; part < PARTS; part++) {
+  std::atomic<bool> failed{!offsets};
+  PARALLEL for (long part = 0; part < parts; part++) {
     float *buffer = frame.same() || failed ? nullptr : (float *)calloc(frame.size(), sizeof(float));
     if (failed || !(frame.same() || buffer)) {
       failed = true;
       continue;
     }
-    for (long i = p.n * part / PARTS; i < p.n * (part + 1) / PARTS; i++) {
-      const float *image = frame.of(x + i * p.h * p.w * p.channels, buffer);
-      for (long y = 0; y < p.rows; y++)
-        respond_row({image + y * p.stride_h * frame.full_w * p.channels, p.stride_w * p.channels, taps, offsets, weights, padded,
-                     out + i * length + y * p.columns * filters, filters, LANES},
-                    p.columns);
+    const float *image = nullptr;
+    for (long line = lines * part / parts, last = -1; line < lines * (part + 1) / parts; line++) {
+      const long i = line / p.rows, y = line % p.rows;
+      if (i != last) image = frame.of(x + i * p.h * p.w * p.channels, buffer);
+      last = i;
+      respond_row({image + y * p.stride_h * frame.full_w * p.channels, p.stride_w * p.channels, taps, offsets, weights,
+                   out + line * p.columns * filters, filters},
+                  p.columns);
     }
     free(buffer);
   }
@@ -134,17 +165,38 @@ static Status convolve(const Patches &p, const Frame &frame, const float *x, con
   return failed ? OUT_OF_MEMORY : DONE;
 }
 
-/* Responses (n, rows, columns, filters) of x (n, h, w, channels) to filters (filters, channels, kernel_h, kernel_w). */
-extern "C" int convolution(const long *shape, const float *x, const float *filter, float *out, long filters, int threads) {
-  const Patches p = patches_of(shape);
-  const long padded = (filters + LANES - 1) / LANES * LANES, size = p.kernel_h * p.kernel_w;
-  float *weights = (float *)calloc(size * p.channels * padded, sizeof(float)); /* (kernel_h, kernel_w, channels, padded) */
-  if (!weights) return OUT_OF_MEMORY;
-  for (long f = 0; f < filters; f++)
+/* The numbers of packed filters, (filters, channels, kernel_h, kernel_w) as there are. */
+extern "C" long packed_size(const long *shape, long filters) {
+  const Patches &p = *(const Patches *)shape;
+  return padded_up(filters) * p.channels * p.kernel_h * p.kernel_w;
+}
+
+/* Filters as `convolve` takes them, in `packed`, which is zero before. */
+extern "C" int pack(const long *shape, const float *filter, float *packed, long filters, int) {
+  const Patches &p = *(const Patches *)shape;
+  const long size = p.kernel_h * p.kernel_w, taps = size * p.channels;
+  for (long f = 0; f < filters; f++) {
+    const Block block(f, filters);
+    float *to = packed + block.first * taps + f - block.first;
     for (long c = 0; c < p.channels; c++)
-      for (long k = 0; k < size; k++) weights[(k * p.channels + c) * padded + f] = filter[(f * p.channels + c) * size + k];
-  const Status status = convolve(p, frame_of(p), x, weights, out, filters, threads);
-  free(weights);
+      for (long k = 0; k < size; k++) to[(k * p.channels + c) * block.width] = filter[(f * p.channels + c) * size + k];
+  }
+  return DONE;
+}
+
+/* Responses (n, rows, columns, filters) of x (n, h, w, channels) to packed filters. */
+extern "C" int convolution_of_packed(const long *shape, const float *x, const float *packed, float *out, long filters, int threads) {
+  const Patches p = patches_of(shape);
+  return convolve(p, frame_of(p), x, packed, out, filters, threads);
+}
+
+/* The same of filters (filters, channels, kernel_h, kernel_w). */
+extern "C" int convolution(const long *shape, const float *x, const float *filter, float *out, long filters, int threads) {
+  float *packed = (float *)calloc(packed_size(shape, filters), sizeof(float));
+  if (!packed) return OUT_OF_MEMORY;
+  pack(shape, filter, packed, filters, threads);
+  const int status = convolution_of_packed(shape, x, packed, out, filters, threads);
+  free(packed);
   return status;
 }
 
@@ -153,14 +205,16 @@ The padding is smaller than a patch. */
 extern "C" int convolution_of_x(const long *shape, const float *of_responses, const float *filter, float *of_x, long filters,
                                 int threads) {
   const Patches p = patches_of(shape);
-  const long padded = (p.channels + LANES - 1) / LANES * LANES, size = p.kernel_h * p.kernel_w;
+  const long size = p.kernel_h * p.kernel_w, taps = size * filters;
   const long span_h = p.dilation_h * (p.kernel_h - 1), span_w = p.dilation_w * (p.kernel_w - 1);
-  float *weights = (float *)calloc(size * filters * padded, sizeof(float)); /* (kernel_h, kernel_w, filters, padded) */
+  float *weights = (float *)calloc(taps * padded_up(p.channels), sizeof(float)); /* its taps are (kernel_h, kernel_w, filters) */
   if (!weights) return OUT_OF_MEMORY;
-  for (long f = 0; f < filters; f++)
-    for (long c = 0; c < p.channels; c++)
-      for (long k = 0; k < size; k++)
-        weights[((size - 1 - k) * filters + f) * padded + c] = filter[(f * p.channels + c) * size + k];
+  for (long c = 0; c < p.channels; c++) {
+    const Block block(c, p.channels);
+    float *to = weights + block.first * taps + c - block.first;
+    for (long f = 0; f < filters; f++)
+      for (long k = 0; k < size; k++) to[((size - 1 - k) * filters + f) * block.width] = filter[(f * p.channels + c) * size + k];
+  }
   const Frame frame = {p.rows, p.columns, filters, span_h - p.padding_h, span_w - p.padding_w, p.stride_h, p.stride_w,
                        p.h + span_h, p.w + span_w};
   Patches reversed = p;
@@ -171,18 +225,28 @@ extern "C" int convolution_of_x(const long *shape, const float *of_responses, co
   return status;
 }
 
-/* sums (taps, padded) += x of each position times g, for TAPS taps and LANES filters. */
-INLINE void correlate(const float *x, long row, long step, const long *offsets, const float *g, long filters, long rows,
-                      long columns, float *to, long padded) {
-  Vec sums[TAPS];
-  UNROLL for (int t = 0; t < TAPS; t++) sums[t] = load(to + t * padded);
-  for (long y = 0; y < rows; y++)
-    for (long i = 0; i < columns; i++, g += filters) {
-      const Vec factor = load(g);
-      const float *at = x + y * row + i * step;
-      UNROLL for (int t = 0; t < TAPS; t++) sums[t] = sums[t] + spread(at[offsets[t]]) * factor;
-    }
-  UNROLL for (int t = 0; t < TAPS; t++) store(to + t * padded, sums[t]);
+/* sums (taps, filters) += x of each position times g, for TAPS taps and the filters from f on, as far as there are blocks of them;
+where the next one would begin. */
+template <class V, int vectors>
+INLINE long correlate(const float *x, long row, long step, const long *offsets, const float *g, long filters, long rows,
+                      long columns, float *to, long f) {
+  for (; f + vectors * lanes<V> <= filters; f += vectors * lanes<V>) {
+    V sums[TAPS][vectors];
+    UNROLL for (int t = 0; t < TAPS; t++)
+      UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = load<V>(to + t * filters + f + v * lanes<V>);
+    const float *from = g + f;
+    for (long y = 0; y < rows; y++)
+      for (long i = 0; i < columns; i++, from += filters) {
+        V factors[vectors];
+        UNROLL for (int v = 0; v < vectors; v++) factors[v] = load<V>(from + v * lanes<V>);
+        const float *at = x + y * row + i * step;
+        UNROLL for (int t = 0; t < TAPS; t++)
+          UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = sums[t][v] + at[offsets[t]] * factors[v];
+      }
+    UNROLL for (int t = 0; t < TAPS; t++)
+      UNROLL for (int v = 0; v < vectors; v++) store(to + t * filters + f + v * lanes<V>, sums[t][v]);
+  }
+  return f;
 }
 
 /* The gradient of the filters (filters, channels, kernel_h, kernel_w); their number is a multiple of LANES. */
@@ -194,7 +258,7 @@ extern "C" int convolution_of_filters(const long *shape, const float *x, const f
   long taps, *offsets = offsets_of(p, frame, taps);
   const long blocks = (taps + TAPS - 1) / TAPS, length = blocks * TAPS * filters;
   float *sums = (float *)calloc(SUMS * length, sizeof(float));
-  bool failed = !(offsets && sums);
+  std::atomic<bool> failed{!(offsets && sums)};
   PARALLEL for (long part = 0; part < SUMS; part++) {
     float *buffer = frame.same() || failed ? nullptr : (float *)calloc(frame.size(), sizeof(float));
     if (failed || !(frame.same() || buffer)) {
@@ -203,10 +267,16 @@ extern "C" int convolution_of_filters(const long *shape, const float *x, const f
     }
     for (long i = p.n * part / SUMS; i < p.n * (part + 1) / SUMS; i++) {
       const float *image = frame.of(x + i * p.h * p.w * p.channels, buffer), *g = of_responses + i * p.rows * p.columns * filters;
-      for (long t = 0; t < blocks; t++)
-        for (long f = 0; f < filters; f += LANES)
-          correlate(image, p.stride_h * frame.full_w * p.channels, p.stride_w * p.channels, offsets + t * TAPS, g + f, filters,
-                    p.rows, p.columns, sums + part * length + t * TAPS * filters + f, filters);
+      for (long t = 0; t < blocks; t++) {
+        const long row = p.stride_h * frame.full_w * p.channels, step = p.stride_w * p.channels, *taken = offsets + t * TAPS;
+        float *to = sums + part * length + t * TAPS * filters;
+        long f = 0;
+        if (HAS_WIDE) {
+          f = correlate<Wide, 2>(image, row, step, taken, g, filters, p.rows, p.columns, to, f);
+          f = correlate<Wide, 1>(image, row, step, taken, g, filters, p.rows, p.columns, to, f);
+        }
+        correlate<Vec, 1>(image, row, step, taken, g, filters, p.rows, p.columns, to, f);
+      }
     }
     free(buffer);
   }

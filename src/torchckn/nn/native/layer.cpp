@@ -11,7 +11,7 @@ Work is cut into parts whose number does not depend on the number of threads, an
 #define TILE 16    /* output positions at a time */
 #define TINY 1.17549435e-38f /* up to this, a squared norm is that of a zero patch */
 #define PI 3.14159265358979f
-#define WIDEST 32 /* filters of a layer whose root is applied here; wider ones are faster with a library */
+#define WIDEST 32 /* filters of a layer whose root has a gradient here; wider ones are faster with a library */
 
 /* Elementary functions without branches or calls, which compilers vectorize. Polynomials of Cephes: 2 units in the last place. */
 
@@ -79,30 +79,40 @@ struct ArcCosine2 {
 };
 
 /* A block of rows and vectors of a product; see below. */
-template <int rows, int vectors>
+template <class V, int rows, int vectors>
 INLINE void block(const float *a, long row, long column, const float *b, float *out, long k, long columns, bool add) {
-  Vec sums[rows][vectors];
+  V sums[rows][vectors];
   UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = add ? load(out + r * columns + v * LANES) : spread(0);
+    UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = add ? load<V>(out + r * columns + v * lanes<V>) : V{};
   for (long j = 0; j < k; j++) {
-    Vec factors[vectors];
-    UNROLL for (int v = 0; v < vectors; v++) factors[v] = load(b + j * columns + v * LANES);
-    UNROLL for (int r = 0; r < rows; r++) {
-      const Vec factor = spread(a[r * row + j * column]);
-      UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = sums[r][v] + factor * factors[v];
-    }
+    V factors[vectors];
+    UNROLL for (int v = 0; v < vectors; v++) factors[v] = load<V>(b + j * columns + v * lanes<V>);
+    UNROLL for (int r = 0; r < rows; r++)
+      UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = sums[r][v] + a[r * row + j * column] * factors[v];
   }
   UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int v = 0; v < vectors; v++) store(out + r * columns + v * LANES, sums[r][v]);
+    UNROLL for (int v = 0; v < vectors; v++) store(out + r * columns + v * lanes<V>, sums[r][v]);
 }
 
-/* out (m, columns) = a (m, k) b (k, columns), or added to it. a has any strides; m and columns are multiples of LANES. */
+/* Columns of out (m, columns) = a (m, k) b (k, columns), or added to it, from `first` on, as far as such blocks go; where the next
+one would begin. a has any strides; m and columns are multiples of LANES. There are at least 8 sums, which fill the pipeline. */
+template <class V, int rows, int vectors>
+INLINE long columns_of_product(long first, const float *a, long row, long column, const float *b, float *out, long m, long k,
+                               long columns, bool add) {
+  for (; first + vectors * lanes<V> <= columns; first += vectors * lanes<V>)
+    for (long i = 0; i < m; i += rows)
+      block<V, rows, vectors>(a + i * row, row, column, b + first, out + i * columns + first, k, columns, add);
+  return first;
+}
+
 INLINE void product(const float *a, long row, long column, const float *b, float *out, long m, long k, long columns, bool add) {
   long c = 0;
-  for (; c + 2 * LANES <= columns; c += 2 * LANES) /* 8 sums, which fill the pipeline, and fewer loads than sums */
-    for (long i = 0; i < m; i += 4) block<4, 2>(a + i * row, row, column, b + c, out + i * columns + c, k, columns, add);
-  for (; c < columns; c += LANES)
-    for (long i = 0; i < m; i += LANES) block<LANES, 1>(a + i * row, row, column, b + c, out + i * columns + c, k, columns, add);
+  if (HAS_WIDE) {
+    c = columns_of_product<Wide, 8, 2>(c, a, row, column, b, out, m, k, columns, add);
+    c = columns_of_product<Wide, 8, 1>(c, a, row, column, b, out, m, k, columns, add);
+  }
+  c = columns_of_product<Vec, 4, 2>(c, a, row, column, b, out, m, k, columns, add);
+  columns_of_product<Vec, 8, 1>(c, a, row, column, b, out, m, k, columns, add);
 }
 
 /* What a pass works on: maps of n images, and windows of positions that are averaged into one output. */
@@ -241,18 +251,18 @@ template <class Kappa>
 static Status forward(const Map &map, const float *root, float *out, int threads) {
   const long filters = map.filters, padded = map.padded, outputs = map.outputs;
   float *copy = root ? padded_copy(root, filters, padded, true) : nullptr;
-  bool failed = root && !copy;
+  std::atomic<bool> failed{root && !copy};
   PARALLEL for (long part = 0; part < PARTS; part++) {
     const long begin = outputs * part / PARTS, end = outputs * (part + 1) / PARTS;
     if (begin == end) continue;
-    float values[TILE * WIDEST] = {0}, products[TILE * WIDEST];
     Walk walk(map, begin);
     const long positions = Walk(map, end - 1).last() + 1 - walk.position;
-    float *buffer = failed ? nullptr : (float *)malloc(3 * positions * sizeof(float));
+    float *buffer = failed ? nullptr : (float *)calloc(2 * TILE * padded + 3 * positions, sizeof(float));
     if (!buffer) {
       failed = true;
       continue;
     }
+    float *values = buffer + 3 * positions, *products = values + TILE * padded;
     const Norms norms(map, walk.position, positions, buffer);
     for (long first = begin; first < end; first += TILE) {
       const long tile = least(TILE, end - first);
@@ -270,7 +280,7 @@ static Status forward(const Map &map, const float *root, float *out, int threads
   return failed ? OUT_OF_MEMORY : DONE;
 }
 
-/* The gradients of responses, squares (if asked) and root, from that of out. */
+/* The gradients of responses, squares and root (the latter two if asked), from that of out. */
 template <class Kappa>
 static Status backward(const Map &map, const float *root, const float *of_out, float *of_responses, float *of_squares,
                        float *of_root, int threads) {
@@ -281,8 +291,8 @@ static Status backward(const Map &map, const float *root, const float *of_out, f
     if (of_squares) memset(of_squares, 0, map.n * map.h * map.w * sizeof(float));
   }
   float *copy = root ? padded_copy(root, filters, padded, false) : nullptr;
-  float *sums = root ? (float *)calloc(PARTS * padded * padded, sizeof(float)) : nullptr;
-  bool failed = root && !(copy && sums);
+  float *sums = of_root ? (float *)calloc(PARTS * padded * padded, sizeof(float)) : nullptr;
+  std::atomic<bool> failed{(root && !copy) || (of_root && !sums)};
   PARALLEL for (long part = 0; part < PARTS; part++) {
     const long begin = outputs * part / PARTS, end = outputs * (part + 1) / PARTS;
     if (begin == end) continue;
@@ -307,11 +317,11 @@ static Status backward(const Map &map, const float *root, const float *of_out, f
       const float *given = direct ? of_out + first * filters : of_outs;
       product(given, padded, 1, copy, of_values, TILE, filters, padded, false);
       pooled<Kappa, true>(map, norms, walk, tile, values, of_values, padded, of_responses, of_squares);
-      product(given, 1, padded, values, sums + part * padded * padded, padded, tile, padded, true);
+      if (of_root) product(given, 1, padded, values, sums + part * padded * padded, padded, tile, padded, true);
     }
     free(buffer);
   }
-  if (root && !failed) {
+  if (of_root && !failed) {
     memset(of_root, 0, filters * filters * sizeof(float));
     for (long part = 0; part < PARTS; part++)
       for (long i = 0; i < filters; i++)
@@ -333,7 +343,6 @@ static Status backward(const Map &map, const float *root, const float *of_out, f
 extern "C" int layer_forward(int kind, const float *numbers, const long *shape, const float *responses, const float *squares,
                              const float *root, float *out, int threads) {
   const Map map(shape, numbers, responses, squares);
-  if (root && map.filters > WIDEST) return TOO_WIDE;
   EACH_KERNEL(forward, map, root, out, threads)
 }
 
@@ -357,7 +366,7 @@ INLINE void pixel_squares(const float *__restrict x, float *__restrict squares, 
 /* Squared norms of all patches: over channels, then a box filter, over rows first. `pixels` has room for (n, h, w). */
 extern "C" int patch_squares(const long *shape, const float *x, float *pixels, float *squares, int threads) {
   const Patches &p = *(const Patches *)shape;
-  bool failed = false;
+  std::atomic<bool> failed{false};
   PARALLEL for (long i = 0; i < p.n; i++) {
     float *image = pixels + i * p.h * p.w;
     const float *source = x + i * p.h * p.w * p.channels;
@@ -369,7 +378,7 @@ extern "C" int patch_squares(const long *shape, const float *x, float *pixels, f
     }
     if (p.single()) continue; /* pixels are squares */
     float *line = (float *)calloc(p.w + 2 * p.padding_w, sizeof(float));
-    failed = failed || !line;
+    if (!line) failed = true;
     for (long y = 0; line && y < p.rows; y++) {
       float *out = squares + (i * p.rows + y) * p.columns;
       memset(line, 0, (p.w + 2 * p.padding_w) * sizeof(float));
@@ -392,12 +401,12 @@ extern "C" int patch_squares(const long *shape, const float *x, float *pixels, f
 extern "C" int patch_squares_backward(const long *shape, const float *x, const float *of_squares, float *pixels, float *of_x,
                                       int threads) {
   const Patches &p = *(const Patches *)shape;
-  bool failed = false;
+  std::atomic<bool> failed{false};
   PARALLEL for (long i = 0; i < p.n; i++) {
     float *image = pixels + i * p.h * p.w;
     float *line = p.single() ? nullptr : (float *)malloc((p.w + 2 * p.padding_w) * sizeof(float));
     if (!p.single()) memset(image, 0, p.h * p.w * sizeof(float));
-    failed = failed || !(line || p.single());
+    if (!line && !p.single()) failed = true;
     for (long y = 0; line && y < p.rows; y++) {
       const float *given = of_squares + (i * p.rows + y) * p.columns;
       memset(line, 0, (p.w + 2 * p.padding_w) * sizeof(float));
@@ -421,3 +430,45 @@ extern "C" int patch_squares_backward(const long *shape, const float *x, const f
   }
   return failed ? OUT_OF_MEMORY : DONE;
 }
+
+/* A layer of a chain; Python fills it in. Without filters, the channels themselves are. */
+struct Layer {
+  const long *patches, *map;
+  const float *packed, *numbers, *root;
+  long kind;
+};
+
+extern "C" int convolution_of_packed(const long *, const float *, const float *, float *, long, int);
+
+/* Layers one after the other, without gradients: what a network does with few images, where calls from Python would take longer. */
+extern "C" int chain(const Layer *layers, long count, const float *x, float *out, int threads) {
+  long positions = 0, responses = 0;
+  for (const Layer *layer = layers; layer < layers + count; layer++) {
+    const Patches &p = *(const Patches *)layer->patches;
+    const long filters = layer->map[3], inside = p.n * p.h * p.w, outside = p.n * p.rows * p.columns;
+    positions = positions > inside ? positions : inside;
+    positions = positions > outside ? positions : outside;
+    responses = responses > outside * filters ? responses : outside * filters;
+  }
+  float *buffer = (float *)malloc((2 * positions + 3 * responses) * sizeof(float));
+  if (!buffer) return OUT_OF_MEMORY;
+  float *pixels = buffer, *norms = pixels + positions, *responded = norms + positions;
+  float *results[2] = {responded + responses, responded + 2 * responses};
+  int status = DONE;
+  for (long i = 0; i < count && status == DONE; i++) {
+    const Layer &layer = layers[i];
+    const Patches &p = *(const Patches *)layer.patches;
+    float *to = i + 1 == count ? out : results[i % 2];
+    if (layer.packed) status = convolution_of_packed(layer.patches, x, layer.packed, responded, layer.map[3], threads);
+    if (status == DONE) status = patch_squares(layer.patches, x, pixels, norms, threads);
+    if (status == DONE)
+      status = layer_forward(layer.kind, layer.numbers, layer.map, layer.packed ? responded : x, p.single() ? pixels : norms,
+                             layer.root, to, threads);
+    x = to;
+  }
+  free(buffer);
+  return status;
+}
+
+/* Whether bytes differ. */
+extern "C" int differ(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) != 0; }

@@ -17,6 +17,7 @@ from ...errors import ConfigError
 from ...kernels import ArcCosine, Dual
 from ...kernels.hermite import Function
 from ..builder import Step, Value
+from ..compositions import Composition
 from ..trace import Operation
 from .arguments import is_last, weight_of
 from .registry import rule
@@ -39,6 +40,12 @@ def elementwise(step: Step) -> Value:
     return own_kernel(step, _function(step), _label(step))
 
 
+@rule(Composition)
+def composition(step: Step) -> Value:
+    function: Any = step.operation.key
+    return own_kernel(step, function, function.__name__)
+
+
 @rule(zoo.ScaledTanh)
 def scaled_tanh(step: Step) -> Value:
     # The paper's choice for its LeNets; kernel=Dual("tanh", 2 / 3) is its own kernel.
@@ -59,7 +66,7 @@ def parametric_relu(step: Step) -> Value:
     return own_kernel(step, functools.partial(F.leaky_relu, negative_slope=slope), f"PReLU({slope:g})", parts=(trained,))
 
 
-@rule(operator.pow, torch.pow, "pow", "pow_")
+@rule(operator.pow, operator.ipow, torch.pow, "pow", "pow_")
 def power(step: Step) -> Value:
     exponent = step.operation.args[1] if len(step.operation.args) > 1 else step.operation.kwargs.get("exponent")
     if (
@@ -93,7 +100,10 @@ def own_kernel(step: Step, function: Function, label: str, parts: Sequence[Part]
         why += f", for pre-activations of scale {kernel.scale:g}"
         other = f"{name} has another shape at another scale; the kernel is that of patches of one norm"
         parts = (*parts, Part("scale", "inexact", other, faithful=False))
-    return step.activation(kernel, True, f"{why}, with an error of at most {kernel.error:.0e}", parts)
+    value = step.activation(kernel, True, f"{why}, with an error of at most {kernel.error:.0e}", parts)
+    if bool((function(torch.tensor([-1e6, 1e6])).abs() < 1e3).all()):
+        step.builder.bounded.add(value.node)
+    return value
 
 
 def _first(step: Step) -> Any:
@@ -107,7 +117,7 @@ def _function(step: Step) -> Function:
         return operation.module.forward
     arguments, options = operation.args[1:], {k: v for k, v in operation.kwargs.items() if k not in ("input", "inplace")}
     if any(isinstance(a, Operation) for a in (*arguments, *options.values())):
-        raise step.refuse("its options are computed", "Use numbers.")
+        raise step.refuse("its arguments are computed from the image", "Use constants.")
     key: Any = operation.key
     if isinstance(key, str):
         return lambda u: getattr(u, key)(*arguments, **options)

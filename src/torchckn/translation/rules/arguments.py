@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..builder import Step
-from ..trace import Operation
+from ..operation import Operation, parameters_in
 
 
 def pair(value: Any) -> tuple[int, int]:
@@ -34,12 +34,4 @@ def is_fixed(step: Step) -> bool:
     """Whether the weight of a layer is not trained: a buffer, or computed from buffers."""
     if step.module is not None:
         return not any(True for _ in step.module.parameters())
-    return not _parameters_in(step.option("weight", 1))
-
-
-def _parameters_in(argument: Any) -> bool:
-    if isinstance(argument, (tuple, list)):
-        return any(_parameters_in(item) for item in argument)
-    if not isinstance(argument, Operation):
-        return isinstance(argument, torch.nn.Parameter)
-    return isinstance(argument.value, torch.nn.Parameter) or any(_parameters_in(a) for a in argument.args)
+    return not parameters_in(step.option("weight", 1))

@@ -9,13 +9,14 @@ import dataclasses
 
 import torch
 
-from ...graph import Broadcast, KernelNode, Node, Product
+from ...graph import Broadcast, KernelNode, Node, Normalize, Product
 from ...kernels import Polynomial
 from ..builder import Builder, Step, Value
 from .activations import own_kernel
 from .registry import rule
 
 _WHY = "the kernels of independent branches multiply: filters are pairs of vectors"
+_BOUNDED = "a gate of bounded units is divided by its norm"
 
 
 def product_of_branches(step: Step) -> Value:
@@ -29,15 +30,30 @@ def product_of_branches(step: Step) -> Value:
     if 1 in (first.width, second.width) and max(first.width, second.width) > 1:
         inexact.append("the gate is one unit, and not infinitely many")
     factors = [step.builder.settle(value) for value in (first, second)]
+    bounded = [_layers(step.builder.nodes, value.node) <= step.builder.bounded for value in factors]
+    factors = [_divided(step, value, i) if bounded[i] else value for i, value in enumerate(factors)]
+    factor = abs(factors[0].factor * factors[1].factor)
     positions = [value.shape[1:] or (1, 1) for value in factors]
     if any(value.flat for value in factors) and positions[0] != positions[1]:
         factors = [step.builder.flattened(value, f"{step.name}_flat{i}") for i, value in enumerate(factors)]
     width = max(value.width for value in factors) or step.output_shape[0]
     filters = step.builder.policy.filters_for(width)
     node = Product(step.name, filters=filters, **step.builder.policy.options)
-    value = step.emit(node, "inexact" if inexact else "exact", (_WHY, *inexact), inputs=factors, gaussian=False)
-    factor = abs(first.factor * second.factor)
+    why = (_WHY, _BOUNDED, *inexact) if any(bounded) else (_WHY, *inexact)
+    value = step.emit(node, "inexact" if inexact else "exact", why, inputs=factors, gaussian=False)
     return dataclasses.replace(value, flat=len(step.output_shape) == 1, summed=False, factor=factor, width=width)
+
+
+def _divided(step: Step, value: Value, i: int) -> Value:
+    """A gate of bounded units divided by its norm, which is nearly the same for all images.
+
+    The features of a kernel layer grow with the norm of its input. A product of two such layers has the square of that norm,
+    which a dozen gates in a row would raise to a power that no floating-point number can hold.
+    """
+    builder = step.builder
+    node = builder.add(Normalize(builder.unique(f"{step.name}_gate{i}"), inputs=(value.node,)))
+    builder.origins[node.node] = (value,)
+    return dataclasses.replace(value, node=node.node, factor=1.0)
 
 
 def _is_one_layer_twice(first: Value, second: Value) -> bool:
@@ -70,7 +86,8 @@ def _dependence(builder: Builder, first: Value, second: Value) -> list[str]:
     before = [_before(nodes, value.node) for value in (first, second)]
     if first.node in before[1] or second.node in before[0]:
         return ["the gate is computed from what it multiplies, so that the branches are not independent"]
-    if _units(nodes, first.node) & _units(nodes, second.node) or builder.shares_weights:
+    units = [_layers(nodes, value.node, identity=False) for value in (first, second)]  # with random weights of their own
+    if units[0] & units[1] or builder.shares_weights:
         return ["both branches have the same units or weights, so that they are not independent"]
     return []
 
@@ -87,12 +104,12 @@ def _before(nodes: dict[str, Node], name: str) -> set[str]:
     return upstream
 
 
-def _units(nodes: dict[str, Node], name: str) -> set[str]:
-    """The layers whose random weights a node's units have: back to the last layer with filters of its own."""
+def _layers(nodes: dict[str, Node], name: str, *, identity: bool = True) -> set[str]:
+    """The last layers before a node, itself included; ``identity``: also those with identity filters."""
     node = nodes.get(name)
-    if node is None or (isinstance(node, KernelNode) and node.init != "identity"):
+    if node is None or (isinstance(node, KernelNode) and (identity or node.init != "identity")):
         return {name}
-    return set().union(*(_units(nodes, i) for i in node.inputs))
+    return set().union(*(_layers(nodes, i, identity=identity) for i in node.inputs))
 
 
 @rule("expand", "expand_as")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from ...choices import NormOver
 from ...correspondence import Part
 from ...graph import Normalize
 from ..builder import Step, Value
+from ..compositions import ChannelNorm
 from .registry import rule
 
 
@@ -23,7 +25,8 @@ def local_response_normalization(step: Step) -> Value:
 
 @rule(nn.BatchNorm2d, nn.BatchNorm1d, F.batch_norm, nn.SyncBatchNorm, nn.InstanceNorm2d, F.instance_norm)
 def normalization(step: Step) -> Value:
-    return step.drop("normalization has no counterpart; kernel layers normalize their patches", faithful=False)
+    value = step.drop("normalization has no counterpart; kernel layers normalize their patches", faithful=False)
+    return dataclasses.replace(value, factor=1.0)  # which it undoes
 
 
 @rule(nn.LayerNorm, F.layer_norm)
@@ -43,6 +46,26 @@ def root_mean_square_normalization(step: Step) -> Value:
     return _divided(step, "position", centered=False)
 
 
+@rule(ChannelNorm)
+def written_normalization(step: Step) -> Value:
+    norm: Any = step.operation.key
+    if norm.axis != _channel_axis(step):
+        raise step.refuse("it normalizes over positions", "Normalize over the channels.")
+    return _divided(step, "position", centered=norm.centered)
+
+
+@rule(F.normalize)
+def division_by_the_norm(step: Step) -> Value:
+    axis = step.option("dim", 2, 1)
+    if step.option("p", 1, 2.0) != 2 or not isinstance(axis, int) or axis % step.operation.value.ndim != _channel_axis(step):
+        raise step.refuse("it does not divide by the Euclidean norm of the channels", "Use F.normalize(x, dim=1).")
+    return _divided(step, "position", centered=False)
+
+
+def _channel_axis(step: Step) -> int:
+    return step.operation.value.ndim - 1 if step.input.layout in ("hwc", "pc") else 1
+
+
 @rule(nn.GroupNorm, F.group_norm)
 def group_normalization(step: Step) -> Value:
     step.require_channels_first()
@@ -52,6 +75,8 @@ def group_normalization(step: Step) -> Value:
 def _divided(step: Step, over: NormOver, *, centered: bool) -> Value:
     """Division by the norm. In a wide network, the mean of linear units is 0, and all groups of channels have one norm."""
     value = step.settled()
+    if value.flat:  # all numbers of an image are in a row
+        over = "image"
     inexact = [] if value.gaussian or not centered else ["the mean of units that are not linear is subtracted first"]
     parts = [
         Part(name, "dropped", f"trainable {what} have no counterpart: filters and features are normalized", False)

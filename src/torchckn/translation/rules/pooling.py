@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from ...graph import AdaptiveAveragePool, AveragePool, Conv, GaussianPool, MaxPo
 from ...kernels import Linear
 from ...nn.pooling import GaussianPool2d
 from ..builder import Step, Value
+from ..views import rearranged
 from .arguments import pair
 from .registry import rule
 
@@ -47,13 +49,17 @@ def adaptive_average_pooling(step: Step) -> Value:
 @rule("mean", torch.mean)
 def mean(step: Step) -> Value:
     axes = _axes(step)
-    if axes == {"c"} and len(step.output_shape) == len(step.input_shape):
+    if axes == {"c"}:
         return _over_channels(step)
-    if axes not in ({"h", "w"}, {"p"}):
+    if axes not in ({"h", "w"}, {"p"}, {"h"}, {"w"}):
         raise step.refuse(
-            "the mean is not over height and width", "Only x.mean((2, 3)), global average pooling, has a counterpart."
+            "the mean is not over height or width", "Only x.mean((2, 3)), global average pooling, has a counterpart."
         )
-    value = step.emit(AdaptiveAveragePool(step.name), why="averaging of feature maps")
+    _, height, width = step.input.shape
+    size = (height if axes == {"w"} else 1, width if axes == {"h"} else 1)
+    value = step.emit(AdaptiveAveragePool(step.name, output_size=size), why="averaging of feature maps")
+    if len(step.output_shape) == 2:  # rows or columns are left
+        value = dataclasses.replace(value, layout="pc" if value.layout == "hwc" else "cp")
     return dataclasses.replace(value, flat=len(step.output_shape) == 1)
 
 
@@ -69,7 +75,7 @@ def total(step: Step) -> Value:
 @rule("amax", torch.amax)
 def maximum(step: Step) -> Value:
     axes = _axes(step)
-    if axes == {"c"} and len(step.output_shape) == len(step.input_shape):
+    if axes == {"c"}:
         return _over_channels(step)
     if axes not in ({"h", "w"}, {"p"}):
         raise step.refuse("the maximum is not over height and width", "Use nn.AdaptiveMaxPool2d(1).")
@@ -78,15 +84,25 @@ def maximum(step: Step) -> Value:
 
 
 @rule("max", torch.max)
-def maximum_with_indices(step: Step) -> tuple[Value, ...]:
-    if _axes(step) != {"c"} or not step.option("keepdim", 2, False):
-        raise step.refuse("the maximum is not over channels with keepdim=True", "Use nn.AdaptiveMaxPool2d(1).")
-    return (dataclasses.replace(_over_channels(step), width=1),)
+def maximum_with_indices(step: Step) -> Any:
+    if len(step.inputs) > 1:
+        return larger_of_two(step)
+    if _axes(step) != {"c"}:
+        raise step.refuse("the maximum is not over channels", "Use nn.AdaptiveMaxPool2d(1) for one over positions.")
+    return (_over_channels(step),)
+
+
+@rule(torch.maximum, "maximum", torch.minimum, "minimum")
+def larger_of_two(step: Step) -> Any:
+    raise step.refuse(
+        "the larger or smaller of two feature maps depends on coordinates, which a kernel does not have",
+        "Add the feature maps, or concatenate them with torch.cat(..., dim=1).",
+    )
 
 
 def _axes(step: Step) -> set[str]:
     """The axes that an operation sums over: channels c, rows h, columns w, positions p."""
-    dims = step.option("dim", 1)
+    dims = step.option("axis", 1) if "axis" in step.operation.kwargs else step.option("dim", 1)
     dims = {d % (len(step.input_shape) + 1) for d in ([dims] if isinstance(dims, int) else dims or [])}
     names = "n" + (step.input.layout if len(step.input_shape) == len(step.input.layout) else "?" * len(step.input_shape))
     return {names[d] for d in dims}
@@ -96,7 +112,9 @@ def _over_channels(step: Step) -> Value:
     """A mean or maximum of channels, as spatial gates have them: one linear filter."""
     why = ("projection onto one filter", "a mean or maximum acts on coordinates, which a kernel does not have")
     options = {**step.builder.policy.options, "kernel": Linear()}
-    return step.emit(Conv(step.name, filters=1, **options), "inexact", why, gaussian=False)
+    value = step.emit(Conv(step.name, filters=1, **options), "inexact", why, gaussian=False)
+    value = dataclasses.replace(value, width=1)
+    return value if step.option("keepdim", 2, False) else rearranged(step, value, lambda x: x.squeeze(1))
 
 
 @rule(GaussianPool2d)
@@ -125,9 +143,14 @@ def max_pooling(step: Step) -> Value:
 @rule(nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d)
 def adaptive_max_pooling(step: Step) -> Value:
     step.require_channels_first()
-    if step.output_shape[1:] != (1, 1):
-        raise step.refuse("adaptive max pooling to more than one position", "Use nn.MaxPool2d with a fixed window.")
-    return _keep_max_pooling(step, MaxPool(step.name, kernel_size=pair(step.input_shape[1:])))
+    size, result = pair(step.input_shape[1:]), pair(step.output_shape[1:])
+    if size[0] % result[0] or size[1] % result[1]:
+        raise step.refuse(
+            f"adaptive max pooling of {size[0]}x{size[1]} to {result[0]}x{result[1]} positions has windows of several sizes",
+            "Use nn.MaxPool2d with a fixed window.",
+        )
+    window = (size[0] // result[0], size[1] // result[1])
+    return _keep_max_pooling(step, MaxPool(step.name, kernel_size=window, stride=window))
 
 
 def _keep_max_pooling(step: Step, node: MaxPool) -> Value:

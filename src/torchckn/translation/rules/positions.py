@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import torch.nn.functional as F
@@ -25,12 +26,14 @@ def subsample(step: Step) -> Value:
     return step.emit(AveragePool(step.name, stride=stride), why=("subsampling", _ZERO_CHANNELS))
 
 
-@rule(nn.ZeroPad2d, F.pad, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)
+@rule(nn.ZeroPad2d, nn.ConstantPad2d, F.pad, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)
 def padding(step: Step) -> Value:
     amounts = step.option("padding", 1, ()) if step.module is not None else step.option("pad", 1, ())
     mode, value = step.option("mode", 2, "constant"), step.option("value", 3, 0)
     mode = _BORDERS.get(type(step.module), mode)
     zeros = mode == "constant" and value in (None, 0, 0.0)
+    if mode == "constant" and value == -math.inf:  # what a maximum never picks: for it, pixels of the border do the same
+        mode = "replicate"
     amounts = tuple(amounts) + (0,) * (4 - len(amounts))
     if step.input.layout == "hwc":  # from the last axis on: channels, columns, rows
         amounts = (*amounts, 0, 0)[:6]

@@ -6,11 +6,10 @@ import dataclasses
 import operator
 
 import torch
-from torch import nn
 
 from ... import zoo
 from ..builder import Step, Value
-from ..trace import Operation
+from ..operation import Operation, parameters_in
 from .gates import product_of_branches
 from .registry import rule
 
@@ -24,10 +23,12 @@ def product(step: Step) -> Value:
     others = [a for a in step.operation.args[:2] if not step.is_computed(a)]
     if divides and (len(step.inputs) > 1 or not step.is_computed(step.operation.args[0])):
         raise step.refuse("it divides by a feature map", "Leave such divisions out.")
+    if divides and step.option("rounding_mode", 2, None) is not None:
+        raise step.refuse("it rounds", "Divide without rounding_mode.")
     factor = -1.0  # negation
     if others:
         number = others[0].value if isinstance(others[0], Operation) else others[0]
-        trained = isinstance(number, nn.Parameter)
+        trained = bool(parameters_in(others[0]))
         if isinstance(number, torch.Tensor) and (trained or number.numel() > 1):
             what = "trainable factors" if trained else "factors of single channels"
             return step.drop(f"{what} have no counterpart: filters and features are normalized", faithful=False)

@@ -31,6 +31,11 @@ _REASONS: list[tuple[tuple[type, ...], str, str]] = [
 
 def reason_against(operation: Operation) -> tuple[str, str]:
     """Why an operation has no rule, and what to do about it."""
+    if operation.is_lost:
+        return (
+            "it changes a part of a tensor in place that is read later",
+            "Change whole channels, or write the result to a tensor of its own, with torch.cat.",
+        )
     for classes, why, remedy in _REASONS:
         if isinstance(operation.module, classes):
             return why, remedy

@@ -24,6 +24,14 @@ def identity(step: Step) -> Value:
     return step.keep(step.raw_inputs[0], "changes nothing")
 
 
+@rule("copy_")
+def copying(step: Step) -> Value:
+    target, source = step.operation.args[:2]
+    if not step.is_computed(source) or source.shape != target.shape:
+        raise step.refuse("it copies what is no feature map of the same size", "Copy feature maps only.")
+    return step.keep(step.raw_inputs[-1], "changes nothing")
+
+
 #: what gives some or all of its input's numbers in another order
 _MOVING = (
     *(nn.Flatten, nn.Unflatten, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_unshuffle, F.channel_shuffle),
@@ -54,7 +62,7 @@ def indexing(step: Step) -> Value | tuple[Any, ...]:
     source, index = step.operation.args
     first = step.raw_inputs[0]
     if not step.is_computed(source):
-        raise step.refuse("its place depends on the image", "Index with numbers.")
+        raise step.refuse("its index depends on the image", "Use a constant index.")
     if isinstance(first, tuple):
         step.note("kept", MOVES)
         return named(step, first[index])

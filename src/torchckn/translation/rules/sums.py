@@ -22,9 +22,27 @@ def addition(step: Step) -> Value:
             return step.keep(step.input, "changes nothing")
         return step.drop("kernel layers have no biases", faithful=False)
     if len({operand.shape for operand in step.operation.args[:2]}) > 1:
-        raise step.refuse("it adds feature maps of different sizes", "Bring both branches to one size first.")
-    alpha = float(step.option("alpha", 9, 1))
+        raise step.refuse("it adds feature maps of different sizes", "Make both branches the same size first.")
+    return _sum(step, float(step.option("alpha", 9, 1)))
+
+
+@rule(torch.addcmul, "addcmul", "addcmul_")
+def sum_with_product(step: Step) -> Value:
+    """``a + value b c``: a sum, if one of b and c is a feature map and the other one a parameter."""
+    added = step.is_computed(step.option("input", 0))
+    factors = sum(step.is_computed(step.option(f"tensor{i}", i)) for i in (1, 2))
+    if factors == 2:
+        raise step.refuse("it adds a product of feature maps", "Write it as a sum and a product: a + b * c.")
+    if added and factors:
+        return _sum(step, float(step.option("value", 9, 1)), ["a trainable factor of a branch has no counterpart"])
+    lost = "trainable factors have no counterpart, and kernel layers" if factors else "kernel layers"
+    return step.drop(f"{lost} have no biases", faithful=False)
+
+
+def _sum(step: Step, alpha: float, inexact: Sequence[str] = ()) -> Value:
+    """The first input plus ``alpha`` times the second."""
     first, second = step.inputs
+    inexact = list(inexact)
     if first.node == second.node:
         sign = -1 if step.operation.key in (operator.sub, operator.isub, torch.sub, "sub", "sub_") else 1
         factor = first.factor + sign * alpha * second.factor
@@ -33,7 +51,6 @@ def addition(step: Step) -> Value:
         return step.keep(dataclasses.replace(first, factor=factor), "a multiple of one feature map")
     if first.layout != second.layout:
         raise step.refuse("it adds feature maps with axes in different orders", "Move the axes of one of them first.")
-    inexact = []
     if sum(not v.gaussian for v in step.inputs) > 1:
         inexact.append("products of nonlinear branches with each other are left out")
     if len({v.node for v in step.inputs}) < len(step.inputs) or step.builder.shares_weights:
@@ -49,14 +66,14 @@ def concatenation(step: Step) -> Value | tuple[Any, ...]:
     if axis % (len(step.output_shape) + 1) != channels or len({v.layout for v in step.inputs}) > 1:
         raise step.refuse("concatenation is not along the channels", "Only torch.cat(..., dim=1) has a counterpart.")
     if len(step.inputs) < len(step.option("tensors", 0, ())):
-        raise step.refuse("it puts constants beside the feature maps", "Leave constant channels out.")
+        raise step.refuse("it concatenates constants with feature maps", "Leave constant channels out.")
     return _side_by_side(step)
 
 
 @rule(torch.stack)
 def stack(step: Step) -> Value:
     raise step.refuse(
-        "it makes an axis of branches", "Add the branches, or put them side by side with torch.cat(..., dim=1)."
+        "it stacks branches along a new axis", "Add the branches, or concatenate them with torch.cat(..., dim=1)."
     )
 
 
