@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import platform
@@ -24,7 +25,6 @@ from torchckn.errors import ConfigError, DataError
 from torchckn.graph import Conv, Graph
 from torchckn.kernels import ArcCosine, Kernel, RBFSphere
 from torchckn.nn import KernelConv2d, native
-from torchckn.nn.direct import Geometry, convolution, convolution_gradients, dense, patches_of
 from torchckn.nn.functional import kernel_conv2d
 
 from . import forks
@@ -38,7 +38,7 @@ def layer_and_gradients(
     dtype: torch.dtype, kernel: Kernel, x: Tensor, filters: Tensor | None, root: Tensor, **geometry: object
 ):
     """The output of the layer and its gradients, in float64."""
-    leaves = [None if tensor is None else tensor.to(dtype).requires_grad_() for tensor in (x, filters, root)]
+    leaves = [None if t is None else t.detach().to(dtype, copy=True).requires_grad_() for t in (x, filters, root)]
     out = kernel_conv2d(*leaves, kernel, **geometry)  # type: ignore[arg-type]
     weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape)
     (out * weights.to(dtype)).sum().backward()
@@ -222,7 +222,6 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 CODE = """
 import torch
 from torchckn.nn import KernelConv2d, native
-from torchckn.nn.direct import Geometry, convolution, convolution_gradients, dense, patches_of
 print(KernelConv2d(1, 8, 3)(torch.ones(1, 1, 5, 5)).shape, native.status())
 """
 
@@ -404,7 +403,7 @@ def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_call_of_the_library_is_noticed() -> None:
     with pytest.raises(AssertionError):
-        native.call("layer_forward", 99, None, (ctypes.c_long * 7)(0, 1, 1, 1, 1, 1, 1), None, None, None, None)
+        native.call("layer_forward", 99, None, (ctypes.c_long * 8)(0, 1, 1, 1, 1, 1, 1, 0), None, None, None, None)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -427,23 +426,54 @@ def test_memory_that_no_thread_gets_is_an_error(threads: int) -> None:
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (1, 1, 1), (2, 1, 1), (2, 0, 2), (1, 3, 1)])
 @pytest.mark.parametrize(("channels", "filters", "size"), [(1, 8, 5), (1, 24, 3), (8, 8, 3), (3, 16, 1), (5, 6, 3)])
-def test_convolutions_of_few_channels_equal_those_of_torch(
+def test_layers_with_few_channels_equal_the_plain_ones(
     channels: int, filters: int, size: int, stride: int, padding: int, dilation: int, generator: torch.Generator
 ) -> None:
-    geometry = Geometry((stride, stride), (padding, padding), (dilation, dilation))
-    x = torch.randn(3, channels, 17, 14, generator=generator, dtype=torch.float64)
+    geometry = {"stride": (stride, stride), "padding": (padding, padding), "dilation": (dilation, dilation)}
+    x = torch.randn(9, channels, 17, 14, generator=generator, dtype=torch.float64)  # images enough for parts of one each
     weight = torch.randn(filters, channels, size, size, generator=generator, dtype=torch.float64)
-    out = torch.nn.functional.conv2d(x, weight, None, *geometry)
-    grad = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-    expected = torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, False, (0, 0), 1, (True, True, False))
-    images, filters32, of_out = dense(x.float()), weight.float(), dense(grad.float())
-    patches = patches_of(images.shape, (size, size), geometry)
-    of_x, of_weight = convolution_gradients(of_out, images, filters32, patches, (True, True))
-    assert of_x is not None
-    assert of_weight is not None
-    for ours, theirs in zip((convolution(images, filters32, patches), of_x, of_weight), (out, *expected), strict=False):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
-    assert convolution_gradients(of_out, images, filters32, patches, (False, False)) == (None, None)
+    weight = weight / weight.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
+    root = torch.randn(filters, filters, generator=generator, dtype=torch.float64)
+    for pool in (None, nn.AvgPool2d((3, 2))):
+        both = [
+            layer_and_gradients(dtype, RBFSphere(0.6), x, weight, root, pool=pool, **geometry)
+            for dtype in (torch.float32, torch.float64)
+        ]
+        assert_same(*both)
+
+
+def test_filters_of_few_channels_get_the_same_gradient_whatever_else_needs_one(generator: torch.Generator) -> None:
+    x = torch.randn(5, 2, 13, 13, generator=generator)
+    weight = torch.nn.functional.normalize(torch.randn(8, 2, 3, 3, generator=generator).flatten(1)).reshape(8, 2, 3, 3)
+    root = torch.randn(8, 8, generator=generator)
+    gradients = []
+    for needed in ((True, True, True), (False, True, True), (True, True, False), (False, True, False), (True, False, False)):
+        leaves = [part.clone().requires_grad_(need) for part, need in zip((x, weight, root), needed, strict=True)]
+        kernel_conv2d(*leaves, RBFSphere(0.6), pool=nn.AvgPool2d(2)).square().sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    for some in gradients[1:]:
+        assert any(gradient is not None for gradient in some)
+        for gradient, whole in zip(some, gradients[0], strict=True):
+            assert gradient is None or torch.equal(gradient, whole)
+
+
+@pytest.mark.parametrize("kernel", COMPILED, ids=str)
+@pytest.mark.parametrize("channels", [1, 5, 32, 48])
+def test_the_root_of_an_identity_layer_is_multiplied_by_without_a_matrix(
+    kernel: Kernel, channels: int, generator: torch.Generator
+) -> None:
+    layer = KernelConv2d(channels, channels, 1, kernel=kernel, pool=nn.AvgPool2d(2), init="identity")
+    assert layer.has_uniform_root
+    assert not KernelConv2d(32, 32, 1, init="identity", root_block=16).has_uniform_root
+    x = torch.randn(3, channels, 6, 7, generator=generator, dtype=torch.float64)
+    plain = copy.deepcopy(layer).double()
+    results = []
+    for module, images in ((layer, x.float()), (plain, x)):
+        leaf = images.requires_grad_()
+        out = module(leaf)
+        (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)).sum().backward()
+        results.append([out.detach().double(), leaf.grad.double()])
+    assert_same(*results, 1e-3 if kernel is COMPILED[2] else 2e-5)
 
 
 # What records operations does not see compiled code
@@ -487,7 +517,7 @@ def test_a_dispatch_mode_sees_all_operations_of_a_layer(monkeypatch: pytest.Monk
     plain = native.call
     monkeypatch.setattr(native, "call", lambda name, *arguments: (calls.append(name), plain(name, *arguments))[1])
     expected = layer(x)
-    assert "layer_forward" in calls
+    assert "direct_forward" in calls
     calls.clear()
     with Operations() as operations:
         out = layer(x)

@@ -21,7 +21,7 @@ from torchckn.fit.ulr import reduced_objective
 from torchckn.graph import Conv, Graph, Local, Node
 from torchckn.kernels import ArcCosine, RBFSphere
 from torchckn.network import FeatureScaling
-from torchckn.nn.base import shared_projections
+from torchckn.nn.base import _Cosines, shared_projections
 
 CLASSES = 3
 
@@ -355,6 +355,12 @@ def test_roots_that_are_computed_together_equal_those_computed_one_by_one() -> N
             layer.projection().square().sum().backward()
         torch.testing.assert_close(layer.weight.grad, own, rtol=1e-10, atol=1e-10)
         layer.weight.grad = None
+
+
+def test_the_gradient_of_cosines_between_filters_is_exact() -> None:
+    rows = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(_Cosines.apply, (rows,))
+    assert torch.autograd.gradgradcheck(_Cosines.apply, (rows,))
 
 
 def test_filters_that_left_their_spheres_are_named_in_a_step_too() -> None:

@@ -49,7 +49,8 @@ class RBFSphere(Kernel):
         return _RBFMap.apply(responses, squared_norms, self.sigma, inplace)
 
     def native(self) -> tuple[str, tuple[float, ...]] | None:
-        return None if isinstance(self.sigma, Tensor) else ("rbf", (self.sigma**-2,))
+        # With a tiny bandwidth, the rounding of a cosine next to 1 would overflow in compiled code.
+        return None if isinstance(self.sigma, Tensor) or self.sigma < 1e-3 else ("rbf", (self.sigma**-2,))
 
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         norms, inverse = safe_norms(squared_norms)

@@ -251,13 +251,27 @@ def _roots_together(layers: list[KernelLayer]) -> list[Tensor]:
     first = layers[0]
     wide = wide_dtype(first.weight.device)
     rows = [layer.filter_matrix().to(wide) for layer in layers]
-    cosines = torch.stack([row @ row.mT for row in rows])  # (layers, f, f)
+    cosines = torch.stack([_Cosines.apply(row) for row in rows])  # (layers, f, f)
     norms = cosines.detach().diagonal(dim1=1, dim2=2)
     if not bool(((norms > 0.81) & (norms < 1.21)).all()):
         for layer in layers:
             layer.projection()  # which says whose filters are not of norm 1
     roots = closed_form(gram_of_cosines(cosines, first.kernel, first.eps), first._spectrum)
     return list(roots.to(first.weight.dtype).unbind())
+
+
+class _Cosines(torch.autograd.Function):
+    """W W^T of filters (f, s), whose gradient (G + G^T) W is one product, where automatic differentiation makes two."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return rows @ rows.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        return (grad + grad.mT) @ rows
 
 
 def check_root_block(what: str, block: object) -> None:

@@ -122,7 +122,7 @@ def _prepare(
         assert description is not None
         require_window(patches.output, window)
         kernel_numbers = floats(*description[1])
-        map_ = integers(images, *patches.output, layer.filters, *window, layer.kernel.degree)
+        map_ = integers(images, *patches.output, layer.filters, *window, layer.kernel.degree, layer.has_uniform_root)
         packed = None if layer.init == "identity" else _packed(weight, patches)
         kept += [patches.numbers, map_, kernel_numbers, packed, root]
         call[i] = _Layer(

@@ -1,7 +1,7 @@
 r"""Convolutions W E of the compiled layer, and their gradients: by torch, or by our own code where that is faster.
 
 Libraries for convolutions are made for many channels. For images of one channel, and for few channels and filters, the loops in
-``native/conv.cpp`` are up to eight times faster; the numbers are the same up to rounding.
+``native/conv.h`` are up to eight times faster; the numbers are the same up to rounding.
 
 Read first: :mod:`torchckn.nn.native`. Read next: :mod:`torchckn.nn.fused`.
 """
@@ -13,7 +13,6 @@ import functools
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import native
@@ -56,43 +55,31 @@ def patches_of(shape: torch.Size, size: Pair, geometry: Geometry) -> Patches:
     return Patches(size, geometry, output, integers(*numbers))
 
 
-def convolution(x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
-    """Responses of images (N, C, H, W) to filters (f, C, kh, kw), both ways channels last: (N, f, H', W')"""
-    if not _is_direct(weight):
-        return dense(F.conv2d(x, weight, None, *patches.geometry))
-    out = x.new_empty(len(x), *patches.output, len(weight))
-    weight = weight.contiguous()
-    native.call("convolution", patches.numbers, x.data_ptr(), weight.data_ptr(), out.data_ptr(), len(weight))
-    return out.permute(0, 3, 1, 2)
+def is_direct(weight: Tensor) -> bool:
+    """Whether our own code is faster with these filters (f, C, kh, kw), and can have their gradient."""
+    return len(weight) % LANES == 0 and (weight.shape[1] == 1 or _is_narrow(weight))
+
+
+def gradient_of_images(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
+    """From that of the responses to filters (f, C, kh, kw); all of them channels last."""
+    if not (is_direct(weight) and _is_narrow(weight) and _padding_is_small(patches)):
+        by_torch, _ = convolution_gradients(of_responses, x, weight, patches, (True, False))
+        assert by_torch is not None
+        return by_torch
+    of_x = torch.empty_like(x)
+    buffers = (of_responses.data_ptr(), weight.contiguous().data_ptr(), of_x.data_ptr())
+    native.call("convolution_of_x", patches.numbers, *buffers, len(weight))
+    return of_x
 
 
 def convolution_gradients(
     of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Those of the images and of the filters, from that of the responses, as far as they are wanted."""
-    of_x = of_weight = None
-    direct_x = wanted[0] and _is_direct(weight) and _is_narrow(weight) and _padding_is_small(patches)
-    direct_weight = wanted[1] and _is_direct(weight)
-    if direct_x:
-        of_x = torch.empty_like(x)
-        buffers = (of_responses.data_ptr(), weight.contiguous().data_ptr(), of_x.data_ptr())
-        native.call("convolution_of_x", patches.numbers, *buffers, len(weight))
-    if direct_weight:
-        of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
-        buffers = (x.data_ptr(), of_responses.data_ptr(), of_weight.data_ptr())
-        native.call("convolution_of_filters", patches.numbers, *buffers, len(weight))
-    left = (wanted[0] and not direct_x, wanted[1] and not direct_weight, False)
-    if any(left):
-        by_torch = torch.ops.aten.convolution_backward(
-            of_responses, x, weight, None, *patches.geometry, False, (0, 0), 1, left
-        )
-        of_x = dense(by_torch[0]) if left[0] else of_x
-        of_weight = by_torch[1] if left[1] else of_weight
-    return of_x, of_weight
-
-
-def _is_direct(weight: Tensor) -> bool:
-    return len(weight) % LANES == 0 and (weight.shape[1] == 1 or _is_narrow(weight))
+    """Those of the images and of the filters, by torch; None for those that are not wanted."""
+    of_x, of_weight, _ = torch.ops.aten.convolution_backward(
+        of_responses, x, weight, None, *patches.geometry, False, (0, 0), 1, (*wanted, False)
+    )
+    return dense(of_x) if wanted[0] else None, of_weight if wanted[1] else None
 
 
 def _is_narrow(weight: Tensor) -> bool:

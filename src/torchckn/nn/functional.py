@@ -172,12 +172,14 @@ def kernel_conv2d(
     dilation: Pair = (1, 1),
     groups: int = 1,
     pool: Callable[[Tensor], Tensor] | None = None,
+    uniform_root: bool = False,
 ) -> Tensor:
     """The layer equation: images (N, C, H, W), filters (f, C, kh, kw), root (f, f) -> (N, f, H', W').
 
     ``weight=None`` stands for the identity: 1x1 filters that are the channels themselves, which need no convolution.
     With ``groups``, channels and filters are divided into independent groups, as in ``torch.nn.Conv2d``: filters are
-    (f, C / groups, kh, kw), and root (groups, f / groups, f / groups).
+    (f, C / groups, kh, kw), and root (groups, f / groups, f / groups). A ``uniform_root`` has one number on its diagonal and
+    another beside it, as that of the identity has: it is then multiplied by in f operations instead of f^2.
     """
     if weight is not None and weight.shape[2:] == (1, 1) and stride != (1, 1) and padding == (0, 0):
         # The same numbers without a stride, for which torch 2.13 on a CPU corrupts memory in the backward pass.
@@ -188,8 +190,9 @@ def kernel_conv2d(
         values = x if weight is None else F.conv2d(x, weight, None, *geometry, groups)
     elif applies(x, kernel, groups):
         window = window_of(pool)
-        if window and root.ndim == 2 and len(root) <= native.WIDEST and root.dtype == x.dtype:
-            return fused_conv2d(x, weight, root, kernel, geometry, window)
+        uniform = uniform_root and not root.requires_grad
+        if window and root.ndim == 2 and (uniform or len(root) <= native.WIDEST) and root.dtype == x.dtype:
+            return fused_conv2d(x, weight, root, kernel, geometry, window, uniform)
         values = fused_conv2d(x, weight, None, kernel, geometry, window or (1, 1))
         pool = None if window else pool
     else:

@@ -15,6 +15,7 @@ import functools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -22,7 +23,7 @@ from ..errors import DataError
 from ..kernels import Kernel
 from ..tracing import is_recorded
 from . import native
-from .direct import Geometry, convolution, convolution_gradients, dense, integers, patches_of
+from .direct import Geometry, convolution_gradients, dense, gradient_of_images, integers, is_direct, patches_of
 from .geometry import Pair
 
 
@@ -83,38 +84,59 @@ def _is_like(tensor: Tensor, x: Tensor) -> bool:
 
 
 def fused_conv2d(
-    x: Tensor, weight: Tensor | None, root: Tensor | None, kernel: Kernel, geometry: Geometry, window: Pair
+    x: Tensor,
+    weight: Tensor | None,
+    root: Tensor | None,
+    kernel: Kernel,
+    geometry: Geometry,
+    window: Pair,
+    uniform: bool = False,
 ) -> Tensor:
     """A times the pooled kernel values, or the pooled values themselves without a root: (N, f, H', W')
 
-    ``weight=None`` stands for filters that are the channels themselves. ``x`` is channels last.
+    ``weight=None`` stands for filters that are the channels themselves. ``x`` is channels last. A ``uniform`` root has one number
+    on its diagonal and another beside it, so that A v = a v + b sum(v); it has no gradient.
     """
     _require_match(x, weight, root, geometry)
     if torch.is_grad_enabled():
-        return _FusedConv.apply(x, weight, root, kernel, geometry, window)
-    return _forward(None, x, weight, root, kernel, geometry, window)
+        return _FusedConv.apply(x, weight, root, kernel, geometry, window, uniform)
+    return _forward(None, x, weight, root, kernel, geometry, window, uniform)
 
 
 def _forward(
-    ctx: Any, x: Tensor, weight: Tensor | None, root: Tensor | None, kernel: Kernel, geometry: Geometry, window: Pair
+    ctx: Any,
+    x: Tensor,
+    weight: Tensor | None,
+    root: Tensor | None,
+    kernel: Kernel,
+    geometry: Geometry,
+    window: Pair,
+    uniform: bool,
 ) -> Tensor:
     """The layer; what its gradient needs is put into ``ctx``, if there is one."""
     x = dense(x)
     patches = patches_of(x.shape, (1, 1) if weight is None else (weight.shape[2], weight.shape[3]), geometry)
     (rows, columns), filters = patches.output, x.shape[1] if weight is None else len(weight)
     require_window((rows, columns), window)
-    responses = x if weight is None else convolution(x, weight, patches)
     pixels = x.new_empty(len(x), *x.shape[2:])
     squares = pixels if patches.are_pixels else x.new_empty(len(x), rows, columns)
     native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
     description = kernel.native()
     assert description is not None
     name, numbers = description
-    shape = integers(len(x), rows, columns, filters, *window, kernel.degree)
+    shape = integers(len(x), rows, columns, filters, *window, kernel.degree, uniform)
     about = native.KERNELS.index(name), floats(*numbers), shape
     root = None if root is None else root.contiguous()
     out = x.new_empty(len(x), rows // window[0], columns // window[1], filters)
-    native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
+    responses: Tensor | None
+    if weight is not None and is_direct(weight):
+        weight = weight.contiguous()
+        responses = None if ctx is None else x.new_empty(len(x), rows, columns, filters).permute(0, 3, 1, 2)
+        inputs = x.data_ptr(), weight.data_ptr(), squares.data_ptr(), native.address(root)
+        native.call("direct_forward", *about, patches.numbers, *inputs, native.address(responses), out.data_ptr())
+    else:
+        responses = x if weight is None else dense(F.conv2d(x, weight, None, *geometry))
+        native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
     if ctx is not None:
         ctx.save_for_backward(x, weight, root, responses, squares)
         ctx.about, ctx.patches = about, patches
@@ -134,20 +156,29 @@ class _FusedConv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root, responses, squares = ctx.saved_tensors
         need_x, need_weight, need_root = ctx.needs_input_grad[:3]
+        direct = weight is not None and need_weight and is_direct(weight)
         grad = dense(grad)
-        of_responses = torch.empty_like(responses)
+        of_responses = torch.empty_like(responses) if need_x or not direct else None
         of_squares = torch.empty_like(squares) if need_x else None
         of_root = torch.empty_like(root) if need_root else None  # the roots of identity layers need none
-        results = (native.address(tensor) for tensor in (of_responses, of_squares, of_root))
-        inputs = (native.address(tensor) for tensor in (responses, squares, root, grad))
-        native.call("layer_backward", *ctx.about, *inputs, *results)
-        of_x: Tensor | None = of_responses
-        of_weight = None
-        if weight is not None:
-            of_x, of_weight = convolution_gradients(of_responses, x, weight, ctx.patches, (need_x, need_weight))
+        inputs = tuple(native.address(tensor) for tensor in (responses, squares, root, grad))
+        results = tuple(native.address(tensor) for tensor in (of_responses, of_squares, of_root))
+        if direct:
+            of_weight = torch.empty_like(weight)
+            images = ctx.patches.numbers, x.data_ptr()
+            native.call("direct_backward", *ctx.about, *images, *inputs, *results, of_weight.data_ptr())
+        else:
+            native.call("layer_backward", *ctx.about, *inputs, *results)
+            of_weight = None
+        of_x = of_responses
+        if weight is not None and of_responses is not None:
+            if need_weight and not direct:
+                of_x, of_weight = convolution_gradients(of_responses, x, weight, ctx.patches, (need_x, True))
+            elif need_x:
+                of_x = gradient_of_images(of_responses, x, weight, ctx.patches)
         if of_squares is None or of_x is None:
-            return None, of_weight, of_root, None, None, None
+            return None, of_weight, of_root, *[None] * 4
         pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])
         buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))
         native.call("patch_squares_backward", ctx.patches.numbers, *buffers)
-        return of_x, of_weight, of_root, None, None, None
+        return of_x, of_weight, of_root, *[None] * 4

@@ -22,7 +22,7 @@ from ..choices import Init
 from ..errors import ConfigError, DataError
 from ..kernels import Kernel
 from .base import KernelLayer
-from .functional import kernel_conv2d, kernel_linear, kernel_local2d
+from .functional import block_count, kernel_conv2d, kernel_linear, kernel_local2d
 from .geometry import Pair, conv_output_size, pair, real_device
 from .pooling import require_linear
 
@@ -100,6 +100,11 @@ class KernelConv2d(KernelLayer):
         rows = super().filter_matrix()
         return rows if self.groups == 1 else rows.unflatten(0, (self.groups, -1))
 
+    @property
+    def has_uniform_root(self) -> bool:
+        """Whether A(W) has one number on its diagonal and another beside it: all cosines between channels are the same."""
+        return self.init == "identity" and block_count(self.filters, self.root_block) == 1
+
     def forward(self, x: Tensor) -> Tensor:
         require_images(type(self).__name__, x, self.in_channels, self.weight)
         span = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True)]
@@ -119,6 +124,7 @@ class KernelConv2d(KernelLayer):
             dilation=self.dilation,
             groups=self.groups,
             pool=self.pool,
+            uniform_root=self.has_uniform_root,
         )
 
     def extra_repr(self) -> str:

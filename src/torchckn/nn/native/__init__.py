@@ -1,9 +1,10 @@
 """The kernel layer as compiled code: float32 on a CPU, in one pass over memory each way.
 
 In plain torch, the map between a layer's convolution and its projection is a sequence of passes over memory, and on a CPU these
-passes cost more than the convolutions of a small network. ``layer.cpp`` makes one of them. It is compiled when it is first
-needed, which takes a few seconds, with the machine's own C++ compiler and for its own processor; the result is kept in the
-user's cache folder. Without a compiler, everything runs in plain torch, with the same numbers up to rounding.
+passes cost more than the convolutions of a small network. ``layer.cpp`` makes one of them, and ``direct.cpp`` puts convolutions
+with few channels into it as well. They are compiled when they are first needed, which takes a few seconds, with the machine's own
+C++ compiler and for its own processor; the result is kept in the user's cache folder. Without a compiler, everything runs in
+plain torch, with the same numbers up to rounding.
 
 One setting decides, the environment variable ``TORCHCKN_NATIVE``: ``auto`` (the default), ``off``, or ``require``, which makes
 it an error if the code cannot be compiled. :func:`status` says what is used. (Not ``torch.compile``: it compiles again for new
@@ -35,8 +36,8 @@ from torch import Tensor, nn
 from ...choices import Native, check_choice
 from ...errors import ConfigError
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("layer.cpp", "conv.cpp")]
-_HEADER = Path(__file__).with_name("common.h")
+_SOURCES = [Path(__file__).with_name(name) for name in ("layer.cpp", "direct.cpp", "conv.cpp")]
+_HEADERS = [Path(__file__).with_name(name) for name in ("common.h", "layer.h", "conv.h")]
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 
 #: kernels that layer.cpp has, in its order
@@ -101,9 +102,9 @@ def _library() -> ctypes.CDLL | None:
             ("differ", [pointer, pointer, ctypes.c_size_t]),
             ("pack", [*[pointer] * 3, ctypes.c_long, number]),
             ("packed_size", [pointer, ctypes.c_long]),
-            ("convolution", [*[pointer] * 4, ctypes.c_long, number]),
+            ("direct_forward", [number, *[pointer] * 9, number]),
+            ("direct_backward", [number, *[pointer] * 12, number]),
             ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
-            ("convolution_of_filters", [*[pointer] * 4, ctypes.c_long, number]),
         ):
             getattr(library, name).argtypes = arguments
         library.packed_size.restype = ctypes.c_long
@@ -126,7 +127,7 @@ def _loaded() -> ctypes.CDLL:
     """The library for this source, compiler and processor, compiled if it is not in the cache folder, whole."""
     compiler = _compiler()
     version = _run([compiler, "--version"], 60).stdout
-    what = "\n".join([*(file.read_text() for file in (*_SOURCES, _HEADER)), " ".join(_FLAGS), version, _processor()])
+    what = "\n".join([*(file.read_text() for file in (*_SOURCES, *_HEADERS)), " ".join(_FLAGS), version, _processor()])
     name = f"layer-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     folder = _own_folder()
     if folder is not None:

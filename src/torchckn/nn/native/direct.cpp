@@ -1,0 +1,176 @@
+/* The layer with its convolution, row by row, where conv.h is faster than a library: for few channels and filters.
+
+Responses are used while they are still in the cache. Without a gradient they are never written to memory, and neither are their
+gradients where images need none. */
+
+#include "conv.h"
+#include "layer.h"
+
+/* The numbers of packed filters, (filters, channels, kernel_h, kernel_w) as there are. */
+extern "C" long packed_size(const long *shape, long filters) {
+  const Patches &p = *(const Patches *)shape;
+  return padded_up(filters) * p.channels * p.kernel_h * p.kernel_w;
+}
+
+/* Filters as `convolve` takes them, in `packed`, which is zero before. */
+extern "C" int pack(const long *shape, const float *filter, float *packed, long filters, int) {
+  const Patches &p = *(const Patches *)shape;
+  const long size = p.kernel_h * p.kernel_w, taps = size * p.channels;
+  for (long f = 0; f < filters; f++) {
+    const Block block(f, filters);
+    float *to = packed + block.first * taps + f - block.first;
+    for (long c = 0; c < p.channels; c++)
+      for (long k = 0; k < size; k++) to[(k * p.channels + c) * block.width] = filter[(f * p.channels + c) * size + k];
+  }
+  return DONE;
+}
+
+/* Rows of outputs that are computed together: about a tile, of one image. */
+struct Groups {
+  long rows, of_image, count, positions;
+
+  Groups(const Map &map) {
+    rows = least(map.rows, 1 + (TILE - 1) / map.columns);
+    of_image = (map.rows + rows - 1) / rows;
+    count = map.n * of_image;
+    positions = rows * map.window_h * map.w;
+  }
+};
+
+/* One of them, and the part of an image that it sees. */
+struct Group {
+  long image, first, rows, position; /* the first row of outputs, and the first position */
+
+  Group(const Map &map, const Groups &groups, long index) : image(index / groups.of_image) {
+    first = index % groups.of_image * groups.rows;
+    rows = least(groups.rows, map.rows - first);
+    position = (image * map.h + first * map.window_h) * map.w;
+  }
+  const float *patches(const Map &map, const Patches &p, const Frame &frame, const float *image) const {
+    return image + first * map.window_h * p.stride_h * frame.full_w * p.channels;
+  }
+  long output(const Map &map) const { return (image * map.rows + first) * map.columns; }
+};
+
+template <class Kappa>
+static Status forward(const Map &map, const Patches &p, const float *x, const float *packed, const float *given, float *responses,
+                      float *out, int threads) {
+  const Frame frame = frame_of(p);
+  const Groups groups(map);
+  const Root root(map, given, true);
+  const long filters = map.filters, row = p.stride_h * frame.full_w * p.channels, framed = frame.same() ? 0 : frame.size();
+  const long parts = p.n < FEW_IMAGES ? least(p.n * FEW_PARTS, groups.count) : PARTS;
+  const long room = framed + 3 * groups.positions + 2 * TILE * map.padded + (responses ? 0 : groups.positions * filters);
+  long taps, *offsets = offsets_of(p, frame, taps);
+  std::atomic<bool> failed{!offsets || root.failed()};
+  PARALLEL for (long part = 0; part < parts; part++) {
+    float *buffer = failed ? nullptr : (float *)calloc(room, sizeof(float));
+    if (!buffer) {
+      failed = true;
+      continue;
+    }
+    float *of_norms = buffer + framed, *tiles = of_norms + 3 * groups.positions, *own = tiles + 2 * TILE * map.padded;
+    const float *image = nullptr;
+    for (long index = groups.count * part / parts, last = -1; index < groups.count * (part + 1) / parts; index++) {
+      const Group group(map, groups, index);
+      if (group.image != last) image = frame.of(x + group.image * p.h * p.w * p.channels, buffer);
+      last = group.image;
+      const float *from = group.patches(map, p, frame, image);
+      float *to = responses ? responses + group.position * filters : own;
+      for (long y = 0; y < group.rows * map.window_h; y++)
+        respond_row({from + y * row, p.stride_w * p.channels, taps, offsets, packed, to + y * map.w * filters, filters}, map.w);
+      const Map here = map.some_rows(group.rows, group.position, to);
+      const Norms norms(here, 0, here.h * here.w, of_norms);
+      Walk walk(here, 0);
+      outputs_of<Kappa>(here, root, norms, walk, here.outputs, out + group.output(map) * filters, tiles);
+    }
+    free(buffer);
+  }
+  free(offsets);
+  return failed ? OUT_OF_MEMORY : DONE;
+}
+
+/* The gradients of the filters, and of responses, squares and root if asked. */
+template <class Kappa>
+static Status backward(const Map &map, const Patches &p, const float *x, const float *given, const float *of_out,
+                       float *of_responses, float *of_squares, float *of_root, float *of_filter, int threads) {
+  const Frame frame = frame_of(p);
+  const Groups groups(map);
+  const Root root(map, given, false);
+  const long filters = map.filters, padded = map.padded, size = p.kernel_h * p.kernel_w;
+  const long row = p.stride_h * frame.full_w * p.channels, framed = frame.same() ? 0 : frame.size();
+  const long room = framed + 3 * groups.positions + 3 * tile_of(map) * padded + (of_responses ? 0 : groups.positions * filters);
+  long taps, *offsets = offsets_of(p, frame, taps);
+  const long length = (taps + TAPS - 1) / TAPS * TAPS * filters;
+  float *sums = of_root ? (float *)calloc(PARTS * padded * padded, sizeof(float)) : nullptr;
+  float *of_filters = (float *)calloc(PARTS * length, sizeof(float));
+  clear_outside(map, of_responses, of_squares);
+  std::atomic<bool> failed{!offsets || !of_filters || root.failed() || (of_root && !sums)};
+  PARALLEL for (long part = 0; part < PARTS; part++) {
+    float *buffer = failed ? nullptr : (float *)calloc(room, sizeof(float));
+    if (!buffer) {
+      failed = true;
+      continue;
+    }
+    float *of_norms = buffer + framed, *tiles = of_norms + 3 * groups.positions, *own = tiles + 3 * tile_of(map) * padded;
+    const float *image = nullptr;
+    for (long index = groups.count * part / PARTS, last = -1; index < groups.count * (part + 1) / PARTS; index++) {
+      const Group group(map, groups, index);
+      if (group.image != last) image = frame.of(x + group.image * p.h * p.w * p.channels, buffer);
+      last = group.image;
+      const Map here = map.some_rows(group.rows, group.position, map.responses + group.position * filters);
+      const Norms norms(here, 0, here.h * here.w, of_norms);
+      Walk walk(here, 0);
+      float *to = of_responses ? of_responses + group.position * filters : own; /* `own` stays zero outside of windows */
+      gradients_of<Kappa>(here, root, norms, walk, here.outputs, of_out + group.output(map) * filters, to,
+                          of_squares ? of_squares + group.position : nullptr, sums ? sums + part * padded * padded : nullptr, tiles);
+      correlate_all(group.patches(map, p, frame, image), row, p.stride_w * p.channels, offsets, taps, to, filters, here.h, here.w,
+                    of_filters + part * length);
+    }
+    free(buffer);
+  }
+  if (!failed) {
+    if (of_root) add_up(map, sums, of_root);
+    for (long part = 1; part < PARTS; part++) add(of_filters + part * length, of_filters, length);
+    for (long f = 0; f < filters; f++)
+      for (long c = 0; c < p.channels; c++)
+        for (long k = 0; k < size; k++)
+          of_filter[(f * p.channels + c) * size + k] = of_filters[(k * p.channels + c) * filters + f];
+  }
+  free(offsets);
+  free(sums);
+  free(of_filters);
+  return failed ? OUT_OF_MEMORY : DONE;
+}
+
+/* `responses` are written if there is room for them. */
+extern "C" int direct_forward_of_packed(int kind, const float *numbers, const long *shape, const long *patches, const float *x,
+                                        const float *packed, const float *squares, const float *root, float *responses, float *out,
+                                        int threads) {
+  const Map map(shape, numbers, responses, squares);
+  const Patches &p = *(const Patches *)patches;
+  EACH_KERNEL(forward, map, p, x, packed, root, responses, out, threads)
+}
+
+/* The same of filters (filters, channels, kernel_h, kernel_w). */
+extern "C" int direct_forward(int kind, const float *numbers, const long *shape, const long *patches, const float *x,
+                              const float *filter, const float *squares, const float *root, float *responses, float *out,
+                              int threads) {
+  const long filters = shape[3];
+  float *packed = (float *)calloc(packed_size(patches, filters), sizeof(float));
+  if (!packed) return OUT_OF_MEMORY;
+  pack(patches, filter, packed, filters, threads);
+  const int status = direct_forward_of_packed(kind, numbers, shape, patches, x, packed, squares, root, responses, out, threads);
+  free(packed);
+  return status;
+}
+
+/* The number of filters is a multiple of LANES. */
+extern "C" int direct_backward(int kind, const float *numbers, const long *shape, const long *patches, const float *x,
+                               const float *responses, const float *squares, const float *root, const float *of_out,
+                               float *of_responses, float *of_squares, float *of_root, float *of_filter, int threads) {
+  const Map map(shape, numbers, responses, squares);
+  if (root && !map.uniform && map.filters > WIDEST) return TOO_WIDE;
+  const Patches &p = *(const Patches *)patches;
+  EACH_KERNEL(backward, map, p, x, root, of_out, of_responses, of_squares, of_root, of_filter, threads)
+}
