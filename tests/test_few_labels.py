@@ -36,7 +36,9 @@ def test_held_out_images_are_folds_until_there_are_enough() -> None:
         assert int(torch.stack([here for _, here in masks]).sum(0).max()) == 1, "each image once"
 
 
-@pytest.mark.parametrize("learner", ["ckn", "svm", "hog-svm", pytest.param("kmeans", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "learner", ["ckn", "ckn-augmented", "svm", "hog-svm", pytest.param("kmeans", marks=pytest.mark.slow)]
+)
 def test_learners_learn_from_few_labels_and_are_resumed(learner: str, tmp_path: Path) -> None:
     own = replace(cell(measure="few-labels", learner=learner, label_counts=[20, 60]), seed=1)
     own.check()

@@ -45,7 +45,7 @@ Chunk = int | Literal["auto", "all"]
 # Experiments
 ScaleName = Literal["cpu", "long", "paper"]
 Measure = Literal["train", "unsupervised", "gradient", "few-labels"]
-LearnerName = Literal["ckn", "ckn-ulr", "convnet", "convnet-augmented", "svm", "hog-svm", "kmeans"]
+LearnerName = Literal["ckn", "ckn-augmented", "ckn-ulr", "convnet", "convnet-augmented", "svm", "hog-svm", "kmeans"]
 FigureKind = Literal["curves", "over-filters", "over-labels", "errors", "table"]
 
 

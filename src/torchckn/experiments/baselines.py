@@ -48,7 +48,7 @@ def convnet_scores(recipe: ConvNetRecipe, images: Tensor, labels: Tensor, others
 
     optimizer = torch.optim.AdamW(net.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     size = min(recipe.batch_size, len(images))
-    kinds: Sequence[Augmentation] = () if not recipe.augment else ("flip", "crop") if recipe.color else ("shift",)
+    kinds = augmentation(recipe.color) if recipe.augment else ()
     order = torch.empty(0, dtype=torch.long)
     for step in range(recipe.steps):
         if len(order) < size:
@@ -62,6 +62,11 @@ def convnet_scores(recipe: ConvNetRecipe, images: Tensor, labels: Tensor, others
     net.eval()
     with torch.no_grad():
         return torch.cat([net(pixels(some)) for some in others.split(256)])
+
+
+def augmentation(color: bool) -> Sequence[Augmentation]:
+    """What is done at random to images: digits are not mirrored."""
+    return ("flip", "crop") if color else ("shift",)
 
 
 def _convnet(shape: Sequence[int], color: bool, classes: int) -> nn.Module:

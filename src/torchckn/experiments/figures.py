@@ -30,6 +30,7 @@ FLAG_NAMES = {
 }
 LEARNER_NAMES = {
     "ckn": "CKN, unsupervised filters",
+    "ckn-augmented": "CKN, unsupervised filters, augmented",
     "ckn-ulr": "CKN, then trained by ULR",
     "convnet": "ConvNet, AdamW",
     "convnet-augmented": "ConvNet, AdamW, augmented",

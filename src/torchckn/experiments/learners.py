@@ -6,6 +6,7 @@ Then all of them are fitted to. The test labels are not seen by a learner.
 
 ============================  ==========================================================================================
 ``ckn``                       features of a kernel network with unsupervised filters, linear classifier
+``ckn-augmented``             the same, the classifier fitted to shifted (and, in color, mirrored) copies as well
 ``ckn-ulr``                   the same network, then trained with the labels by ultimate layer reversal
 ``convnet``                   batch normalization, He weights, AdamW, cosine decay
 ``convnet-augmented``         the same with shifted (and, in color, mirrored) images
@@ -26,14 +27,16 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ..data import augment
 from ..files import read_tensors, write_tensors
 from ..fit import extract_features
-from ..fit.classifier import fit_classifier
+from ..fit.classifier import LAMBDAS, HeldOut, fit_classifier, search_penalty
 from ..fit.features import evaluate
-from ..fit.folds import FEW_IMAGES, FOLDS, cross_validated_penalty, fold_of
+from ..fit.folds import FEW_IMAGES, FOLDS, Folds, cross_validated_penalty, fold_of, in_their_span
+from ..fit.solvers import Multinomial
 from ..network import CKN, FeatureScaling
 from ..runs import train
-from .baselines import ConvNetRecipe, PatchFeatures, convnet_scores, hog, rbf_machine
+from .baselines import ConvNetRecipe, PatchFeatures, augmentation, convnet_scores, hog, rbf_machine
 
 Rate = TypeVar("Rate", str, float)
 
@@ -94,14 +97,33 @@ def linear_classifier(x: Tensor, y: Tensor, test: Tensor, classes: int) -> Learn
     return Learned((test @ weight + bias).argmax(1), accuracy, {"lam": lam})
 
 
+def linear_classifier_of_copies(x: Tensor, y: Tensor, test: Tensor, classes: int) -> Learned:
+    """The same, fitted to images and changed copies of them, x (copies, n, d); the images themselves, x[0], are validated on."""
+    copies, n, _ = x.shape
+    every, labels = in_their_span(x.flatten(0, 1)), y.repeat(copies)
+    parts = []
+    for rest, here in splits(y):
+        fitted = rest.repeat(copies)
+        parts.append(HeldOut(Multinomial(every[fitted], labels[fitted], classes, 1000), every[:n][here], y[here]))
+    lam, _, curve = search_penalty(Folds(parts), LAMBDAS, "path", progress=False)
+    weight, bias, _ = fit_classifier(x.flatten(0, 1), labels, classes, lam=lam)
+    accuracy = next(score.accuracy for score in curve if score.lam == lam)
+    return Learned((test @ weight + bias).argmax(1), accuracy, {"lam": lam})
+
+
 def _with_features(problem: Problem, own: Tensor, test: Tensor) -> Learner:
-    """The linear classifier on features (N, d) of the draw's images and of the test images."""
+    """The linear classifier on features of the draw's images, (N, d) or with copies (copies, N, d), and of the test images."""
 
     def learn(count: int) -> Learned:
-        scaling = FeatureScaling(own.shape[1], "feature")
-        scaling.calibrate(own[:count])
+        labels, some = problem.labels[:count], own[..., :count, :]
+        scaling = FeatureScaling(own.shape[-1], "feature")
+        scaling.calibrate(some.flatten(0, -2))
         scaling.eval()
-        return linear_classifier(scaling(own[:count]), problem.labels[:count], scaling(test), problem.classes)
+        if own.ndim == 2:
+            return linear_classifier(scaling(some), labels, scaling(test), problem.classes)
+        return linear_classifier_of_copies(
+            torch.stack([scaling(copy) for copy in some]), labels, scaling(test), problem.classes
+        )
 
     return learn
 
@@ -115,14 +137,27 @@ def _kept(problem: Problem, name: str, compute: Callable[[Tensor], Tensor]) -> T
     return read_tensors(file, "features")[1]["features"]
 
 
-def _ckn(problem: Problem) -> Learner:
-    net = problem.ckn()
-    name = f"ckn-{net.fingerprint()[:16]}"
+def _ckn(copies: int = 0) -> Callable[[Problem], Learner]:
+    """Features of the images, and of so many changed copies of each."""
 
-    def features(images: Tensor) -> Tensor:
-        return extract_features(net, images)[0]
+    def learner(problem: Problem) -> Learner:
+        net, generator = problem.ckn(), problem.generator()
+        name, kinds = f"ckn-{net.fingerprint()[:16]}", augmentation(problem.color)
 
-    return _with_features(problem, features(problem.images), _kept(problem, name, features))
+        def features(images: Tensor) -> Tensor:
+            return extract_features(net, images)[0]
+
+        own = features(problem.images)
+        if copies:
+            changed = (augment(problem.images, kinds, generator) for _ in range(copies))
+            own = torch.stack([own, *(features(images) for images in changed)])  # (1 + copies, N, d)
+        return _with_features(problem, own, _kept(problem, name, features))
+
+    return learner
+
+
+#: changed copies of each image that the classifier is fitted to
+COPIES = 5
 
 
 def _kmeans(problem: Problem) -> Learner:
@@ -230,7 +265,8 @@ def _pixels(images: Tensor) -> Tensor:
 
 
 LEARNERS: dict[str, Callable[[Problem], Learner]] = {
-    "ckn": _ckn,
+    "ckn": _ckn(),
+    "ckn-augmented": _ckn(COPIES),
     "ckn-ulr": _ckn_ulr,
     "convnet": _convnet(augment=False),
     "convnet-augmented": _convnet(augment=True),
