@@ -25,12 +25,12 @@ extern "C" int pack(const long *shape, const float *filter, float *packed, long 
   return DONE;
 }
 
-/* Rows of outputs that are computed together: about a tile, of one image. */
+/* Rows of outputs that are computed together: as many as fit into a tile, of one image. */
 struct Groups {
   long rows, of_image, count, positions;
 
   Groups(const Map &map) {
-    rows = least(map.rows, 1 + (TILE - 1) / map.columns);
+    rows = map.columns < TILE ? least(map.rows, TILE / map.columns) : 1;
     of_image = (map.rows + rows - 1) / rows;
     count = map.n * of_image;
     positions = rows * map.window_h * map.w;
