@@ -22,7 +22,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 
 from torchckn import ConfigError, DataError, cli, data, draw
-from torchckn.draw import LIMIT, SIDE, Board, as_input, make_server, parse_drawing
+from torchckn.draw import LIMIT, make_server
+from torchckn.draw.board import SIDE, Board, as_input, parse_drawing
 
 from .browser import HOSTILE, browser, canary, console, foreign_elements, open_page, without_policies  # noqa: F401 - a fixture
 
