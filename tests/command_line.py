@@ -91,8 +91,19 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits: data.DataSet) -> Pat
     base = ["train", "lenet5", "--filters", "4", "--data", str(folder / "digits.npz"), "--batch-size", "64"]
     with pytest.MonkeyPatch.context() as patch:
         try_few_penalties(patch)
-        for name, kind in (("ckn", "ckn"), ("conv", "convnet")):
-            arguments = [*base, "--kind", kind, "--steps", "4", "--lr", "0.01", "--run", str(folder / name), "--quiet"]
+        for name, kind in (("ckn", "ckn --patches 300"), ("conv", "convnet")):
+            arguments = [
+                *base,
+                "--kind",
+                *kind.split(),
+                "--steps",
+                "4",
+                "--lr",
+                "0.01",
+                "--run",
+                str(folder / name),
+                "--quiet",
+            ]
             cli.app(arguments, standalone_mode=False)
     shutil.copytree(folder / "ckn", folder / "unfinished")
     shutil.rmtree(folder / "unfinished" / "model")

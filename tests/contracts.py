@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
 from torchckn import kernels
@@ -42,6 +43,8 @@ KERNELS = [
     Case(lambda: dual("sine", 2.0), "Dual", {"activation": "sine", "scale": 2.0, "degree": 0}),
     Case(lambda: dual("gelu", 0.8), "Dual", {"activation": "gelu", "scale": 0.8, "degree": 1}),
 ]
+
+every_kernel = pytest.mark.parametrize("case", KERNELS, ids=str)
 
 
 def dual(activation: str, scale: float) -> kernels.Dual:

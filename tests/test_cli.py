@@ -48,7 +48,9 @@ def test_the_resolved_settings_are_in_the_run_and_it_is_resumed_from_them(
     command: Callable[..., Result], place: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
-    config.write_text(f'network = "lenet5"\nfilters = 4\ndata = "{place}/digits.npz"\nsteps = 9\nbatch_size = 64\n')
+    config.write_text(
+        f'network = "lenet5"\nfilters = 4\ndata = "{place}/digits.npz"\nsteps = 9\nbatch_size = 64\npatches = 300\n'
+    )
     status, _, err = command(
         "train", "--config", config, "--steps", 3, "--lr", "cosine:0.01", "--run", tmp_path / "run", "-q"
     )
@@ -64,7 +66,7 @@ def test_the_resolved_settings_are_in_the_run_and_it_is_resumed_from_them(
     assert json.loads(out)["steps"] == 3
 
 
-@pytest.mark.parametrize("kind", ["ckn", "convnet"])
+@pytest.mark.parametrize("kind", ["ckn --patches 300", "convnet"])
 def test_the_mean_taken_off_features_can_be_chosen_and_is_in_the_trained_network(
     kind: str, command: Callable[..., Result], place: Path, tmp_path: Path
 ) -> None:
@@ -89,7 +91,19 @@ def test_a_network_of_ones_own_is_trained_on_a_folder_of_ones_own(
             Image.fromarray(image[0].numpy()).save(tmp_path / "pictures" / name / f"{i}.png")
     network = f"{place}/net.py:Small"
     status, _, err = command(
-        "train", network, "--data", tmp_path / "pictures", "--steps", 3, "--batch-size", 20, "--run", tmp_path / "run", "-q"
+        "train",
+        network,
+        "--data",
+        tmp_path / "pictures",
+        "--patches",
+        300,
+        "--steps",
+        3,
+        "--batch-size",
+        20,
+        "--run",
+        tmp_path / "run",
+        "-q",
     )
     assert (status, err) == (0, "")
     status, out, _ = command("predict", tmp_path / "run", tmp_path / "pictures" / "one" / "1.png", "--json")

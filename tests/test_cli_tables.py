@@ -89,7 +89,7 @@ def test_translate_prints_the_table_and_writes_the_drawing(command: Callable[...
     ("name", "options"),
     [
         # The report itself is tested with all networks (test_translation_report.py).
-        pytest.param(name, options, marks=() if name in ("lenet5", "resnet20", "mobilenetv2") else pytest.mark.slow)
+        pytest.param(name, options, marks=() if name in ("lenet5", "resnet20") else pytest.mark.slow)
         for name in torchckn.zoo.names()
         for options in ("", "--why", "--kernel match")
     ],

@@ -115,7 +115,9 @@ def methods_on(devices: list[str], method: str, options: dict[str, Any]) -> list
 def test_a_step_on_a_gpu_has_the_numbers_of_the_cpu(method: str, options: dict[str, Any]) -> None:
     here, there = methods_on(["cpu", "cuda"], method, options)
     images, labels = torch.rand(6, *here.net.input_shape), torch.arange(6)
-    results = [m.step(images.to(m.net.lam.device), labels.to(m.net.lam.device), lr=0.01) for m in (here, there)]
+    results = [
+        m.step(images.to(m.net.head.weight.device), labels.to(m.net.head.weight.device), lr=0.01) for m in (here, there)
+    ]
     assert results[1].loss == pytest.approx(results[0].loss, rel=1e-4)
     for ours, theirs in zip(here.net.parameters(), there.net.parameters(), strict=True):
         torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-3, atol=1e-4)

@@ -22,7 +22,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 
 from torchckn import ConfigError, DataError, cli, data, draw
-from torchckn.draw import LIMIT, SIDE, Board, as_input, make_server, parse_drawing
+from torchckn.draw import LIMIT, make_server
+from torchckn.draw.board import SIDE, Board, as_input, parse_drawing
 
 from .browser import HOSTILE, browser, canary, console, foreign_elements, open_page, without_policies  # noqa: F401 - a fixture
 
@@ -31,21 +32,9 @@ from .browser import HOSTILE, browser, canary, console, foreign_elements, open_p
 def trained(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> Path:
     """A CKN and a ConvNet that were trained a little."""
     folder = tmp_path_factory.mktemp("draw")
-    for kind in ("ckn", "convnet"):
-        network = [
-            "lenet5",
-            "--filters",
-            "8",
-            "--kind",
-            kind,
-            "--data",
-            str(few_digits),
-            "--lambdas",
-            "0.001,0.00001",
-            "--folds",
-            "0",
-        ]
-        cli.app(["train", *network, "--steps", "20", "--run", str(folder / kind), "-q"], standalone_mode=False)
+    for kind, options in (("ckn", "--patches 500 --folds 0"), ("convnet", "--folds 0")):
+        options += f" --kind {kind} --filters 8 --lambdas 0.001,0.00001 --steps 20 --data {few_digits} --run {folder / kind}"
+        cli.app(["train", "lenet5", *options.split(), "-q"], standalone_mode=False)
     return folder
 
 

@@ -18,6 +18,7 @@ import torch
 
 from torchckn import ConfigError
 from torchckn.experiments import cell as cells
+from torchckn.experiments import shared
 from torchckn.experiments.results import is_finished, result_file
 from torchckn.experiments.runner import _Process, _Running, run_cells
 from torchckn.experiments.spec import experiment
@@ -42,7 +43,7 @@ def test_a_cell_leaves_one_file_with_all_that_is_known_of_it(tmp_path: Path) -> 
 
 def test_one_thread_is_measured_by_its_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10**6))
-    monkeypatch.setattr(cells.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(shared.time, "process_time", lambda: float(next(ticks)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     found = run_cell(cell(evaluate_every=1), tmp_path)
     assert found["clock"] == "cpu"
@@ -68,9 +69,9 @@ def test_refitted_accuracies_stand_beside_those_of_the_last_step_and_change_noth
 
 def test_a_cell_with_a_total_time_takes_the_steps_that_fit_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10**6))
-    monkeypatch.setattr(cells.time, "process_time", lambda: float(next(ticks)))
+    monkeypatch.setattr(shared.time, "process_time", lambda: float(next(ticks)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(cells, "_TIMED", 2)
+    monkeypatch.setattr(shared, "_TIMED", 2)
     timed = cell(total_seconds=6.5, lr=None, lrs=[0.01, 0.02])  # a tick before the first step, one per step
     found = run_cell(timed, tmp_path)
     assert found["measured"]["start_seconds"] == 1.0
@@ -130,8 +131,8 @@ def test_processes_do_not_wait_for_a_beginning_that_another_one_computes(tmp_pat
     running.processes = [_Process(cell(), None, 0.0, tmp_path, 0)]  # type: ignore[arg-type]
     assert running.next_of([alike, other]) == 1
     assert running.next_of([alike]) == 0
-    cells.start_file(tmp_path, alike).parent.mkdir(parents=True)
-    cells.start_file(tmp_path, alike).touch()
+    shared.start_file(tmp_path, alike).parent.mkdir(parents=True)
+    shared.start_file(tmp_path, alike).touch()
     assert running.next_of([alike, other]) == 0
 
 
@@ -140,16 +141,16 @@ def test_the_step_size_with_the_best_trial_is_taken(tmp_path: Path) -> None:
     assert found["trials"].keys() == {"cosine:1e-09", "cosine:0.03"}
     assert found["lr"] == max(found["trials"], key=lambda lr: found["trials"][lr])
     assert found["lr"] == "cosine:0.03", "steps that lead nowhere lose"
-    assert cells._is_to_be_tuned(cell(lr=None, lrs=["constant:0.03"], trial_steps=1))
+    assert shared.is_to_be_tuned(cell(lr=None, lrs=["constant:0.03"], trial_steps=1))
 
 
 def test_seeds_and_lengths_share_one_choice_of_a_step_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = {"lr": None, "lrs": [0.01, 1e-9], "trial_steps": 2}
     first, second, longer = cell(**tuned), replace(cell(**tuned), seed=1), cell("longer", steps=4, **tuned)
-    files = [cells.trials_file(tmp_path, each) for each in (first, second, longer)]
-    assert files[0] == files[1] == files[2] != cells.trials_file(tmp_path, cell(batch_size=10, **tuned))
+    files = [shared.trials_file(tmp_path, each) for each in (first, second, longer)]
+    assert files[0] == files[1] == files[2] != shared.trials_file(tmp_path, cell(batch_size=10, **tuned))
     found = run_cell(second, tmp_path)["measured"]["trials"]
-    monkeypatch.setattr(cells, "_try", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(shared, "_try", lambda *_: pytest.fail("tried again"))
     assert run_cell(first, tmp_path)["measured"]["trials"] == run_cell(longer, tmp_path)["measured"]["trials"] == found
 
 

@@ -14,9 +14,8 @@ from torchckn.errors import ConfigError, DataError
 from torchckn.kernels import KernelSpec
 
 from . import oracles
-from .contracts import EXACT, KERNELS, Case, is_rough
+from .contracts import EXACT, Case, every_kernel, is_rough
 
-every_kernel = pytest.mark.parametrize("case", KERNELS, ids=str)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib.metadata
+import itertools
 import os
 import re
 import shutil
@@ -17,6 +19,7 @@ import grimp
 import pytest
 
 import torchckn
+from torchckn.fit import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "torchckn"
@@ -74,6 +77,11 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle
 
 
+@functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def distribution(requirement: str) -> str:
     return re.split(r"[\s<>=!~;\[]", requirement)[0].lower().replace("_", "-")
 
@@ -83,7 +91,7 @@ def test_every_package_that_the_code_imports_is_declared() -> None:
     declared = {distribution(one) for one in (*PROJECT["dependencies"], *extras["plot"], *extras["export"])}
     providers = importlib.metadata.packages_distributions()
     for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -116,3 +124,58 @@ def test_the_sdist_has_files_and_folders_of_the_project_s_own_only() -> None:
     for pattern in CONFIG["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]:
         assert pattern.startswith("/"), f"{pattern} would match at any depth, in a virtual environment for example"
         assert (ROOT / pattern[1:]).exists(), pattern
+
+
+def test_the_sdist_has_all_of_the_repository_but_what_is_for_its_host_alone() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode or "pyproject.toml" not in listed.stdout.splitlines():
+        pytest.skip("this is no checkout of the repository")
+    there = {line.partition("/")[0] for line in listed.stdout.splitlines()}
+    included = {pattern[1:] for pattern in CONFIG["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+    assert {name for name in there if not name.startswith(".")} == included | {"pyproject.toml"}
+
+
+def declared(tree: ast.Module) -> dict[str, set[tuple[str, str]]]:
+    """The optional arguments of every function and the fields of every class, with their defaults, by name and line."""
+    lists = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            arguments = node.args.posonlyargs + node.args.args
+            last = arguments[len(arguments) - len(node.args.defaults) :]
+            pairs = [
+                *zip(last, node.args.defaults, strict=True),
+                *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
+            ]
+            found = {(argument.arg, ast.unparse(default)) for argument, default in pairs if default}
+        elif isinstance(node, ast.ClassDef):
+            fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value]
+            found = {(ast.unparse(field.target), ast.unparse(field.value)) for field in fields if field.value}
+        else:
+            continue
+        lists[f"{node.name}, line {node.lineno}"] = found
+    return lists
+
+
+def repeated(lists: dict[str, set[tuple[str, str]]], most: int = 7) -> list[tuple[str, str]]:
+    """Pairs that declare more than ``most`` options alike: such options want to be declared once."""
+    return [(a, b) for (a, x), (b, y) in itertools.combinations(lists.items(), 2) if len(x & y) > most]
+
+
+def test_no_two_argument_lists_repeat_each_other() -> None:
+    """But those of layers, which spell out their arguments as the layers of torch do."""
+    files = [file for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE / "nn"]
+    lists = {f"{file.name}: {name}": found for file in files for name, found in declared(parsed(file)).items()}
+    assert len(lists) > 1000
+    assert repeated(lists) == []
+    options = ", ".join(f"{name}={name!r}" for name in "abcdefgh")
+    twice = declared(ast.parse(f"def one(x, {options}): ...\ndef two({options.replace(', e', ', *, e')}): ..."))
+    assert repeated(twice) == [("one, line 1", "two, line 2")]
+
+
+def test_options_of_training_are_declared_in_one_class() -> None:
+    """Functions for a part of training have the options of that part: fit_head, for example, those of the classifier."""
+    options = set(TrainConfig.model_fields)
+    own = PACKAGE / "fit" / "config.py"
+    for file in (*PACKAGE.rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
+        for name, found in declared(parsed(file)).items():
+            assert file == own or len({argument for argument, _ in found} & options) <= 6, f"{file.name}: {name}"

@@ -19,9 +19,8 @@ from torchckn.nn import KernelConv2d, KernelLinear, KernelLocal2d
 from torchckn.nn.functional import block_count, filter_blocks, projection
 from torchckn.report.conditioning import layer_facts
 
-from .contracts import EXACT, KERNELS, Case, unit_rows
+from .contracts import EXACT, Case, every_kernel, unit_rows
 
-every_kernel = pytest.mark.parametrize("case", KERNELS, ids=str)
 TOLERANCE = {"rtol": EXACT[torch.float64], "atol": EXACT[torch.float64]}
 
 

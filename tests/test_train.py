@@ -112,7 +112,36 @@ def test_the_flags_of_what_is_fitted_travel_with_the_state_and_the_file(tmp_path
     other.load_state_dict(ckn.state_dict())
     for loaded in (other, torchckn.load(torchckn.save(ckn, tmp_path / "ckn"))):
         assert bool(loaded.filters_fitted)
-        assert float(loaded.lam) == float(ckn.lam)
+        assert loaded.penalty == ckn.penalty is not None
+
+
+def test_a_head_that_is_not_fitted_has_no_penalty_wherever_its_state_goes(tmp_path: Path) -> None:
+    ckn, fitted = network(), trained(steps=1)[0]
+    assert ckn.penalty is None
+    assert "lam" not in ckn.state_dict()
+    assert torchckn.load(torchckn.save(ckn, tmp_path / "ckn")).penalty is None
+    torchckn.storage.load_weights(fitted, tmp_path / "ckn")
+    assert fitted.penalty is None
+    train_data, valid_data = digits()
+    torchckn.fit_head(ckn, train_data, valid_data, lambdas=OPTIONS["lambdas"])
+    assert ckn.penalty in OPTIONS["lambdas"]
+    torchckn.fit_filters(ckn, train_data, 300)
+    assert ckn.penalty is None, "the head is that of other filters"
+
+
+def test_a_negative_penalty_is_not_loaded() -> None:
+    ckn = network()
+    state = ckn.state_dict() | {"lam": torch.tensor(-1.0, dtype=torch.float64)}
+    with pytest.raises(RuntimeError, match="lam expected a number >= 0, got -1.0"):
+        ckn.load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_penalty_is_not_rounded_when_the_weights_are(tmp_path: Path, dtype: torch.dtype) -> None:
+    ckn = network()
+    ckn.penalty = 1e-9  # 0 in float16
+    again = torchckn.load(torchckn.save(ckn.to(dtype), tmp_path / "ckn"))
+    assert (ckn.penalty, again.penalty, again.head.weight.dtype) == (1e-9, 1e-9, dtype)
 
 
 def test_only_the_layers_that_are_named_are_trained() -> None:
@@ -283,7 +312,7 @@ def test_a_convnet_starts_from_its_own_random_classifier() -> None:
     assert result.start is None
     assert result.lam == 2**-17
     torchckn.train(convnet, part, part, method="sgd", steps=1, lr=1e-9, lam=0.5, final_head=False)
-    assert float(convnet.lam) == 0.5
+    assert convnet.penalty == 0.5
 
 
 def test_an_image_is_whitened_once_in_a_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_a_step_with_the_exact_classifier_whitens_its_images_once_with_equal_res
         net = torchckn.CKN(Graph((1, 8, 8), nodes), generator=torch.Generator().manual_seed(0))
         method = ULR(net, MethodOptions(lam=2**-8))
         calls.clear()
-        with whitening.whitening_kept(net):
+        with whitening.every_whitening(net, Whitening.keeping):
             for _ in range(2):
                 method.step(images, labels, 2**-6)
         assert len(calls) == expected

@@ -14,6 +14,7 @@ from rich.table import Table
 from . import data, evaluate, plots, train, translate, zoo
 from .convnet import ScaledConvNet
 from .fit.callbacks import Callback, Training
+from .formats import percent
 from .kernels import RBFSphere
 from .storage import save
 
@@ -70,7 +71,7 @@ def run(folder: Path, seed: int = 0, steps: int = STEPS) -> dict[str, float]:
         accuracies[name] = evaluate(net, digits.test).accuracy
         before = result.history[0]["valid_accuracy"]
         shown = (before, result.head.accuracy, accuracies[name])
-        table.add_row(name, *(f"{100 * value:.1f} %" for value in shown if value is not None), f"{result.seconds:.0f}")
+        table.add_row(name, *(percent(value) for value in shown if value is not None), f"{result.seconds:.0f}")
     console.print(table)
     curves = {"LeNet-5 CKN": ours.history, "LeNet-5 ConvNet": theirs.history}
     written = [

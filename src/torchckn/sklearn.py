@@ -243,7 +243,7 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         with torch.no_grad():
             self.ckn_.head.weight.copy_(weight.T)
             self.ckn_.head.bias.copy_(bias)
-            self.ckn_.lam.fill_(self.head_fit_.lam)
+        self.ckn_.penalty = self.head_fit_.lam
         return self
 
     def _train(self, images: Tensor, targets: Tensor, kept: Tensor, valid: Tensor) -> None:

@@ -129,8 +129,8 @@ def _on_meta(description: dict[str, Any], dtype: torch.dtype) -> CKN:
 
 
 def _check_shapes(net: Classifier, tensors: dict[str, Tensor]) -> None:
-    expected = net.state_dict()
-    for name in expected.keys() | tensors.keys():
+    expected = net.state_dict() | {"lam": torch.empty((), dtype=torch.float64)}
+    for name in (expected.keys() - {"lam"}) | tensors.keys():  # a head that has not been fitted has no penalty
         if name not in tensors or name not in expected:
             raise DataError(f"tensor {name} {'is missing' if name not in tensors else 'is not part of the network'}")
         if tensors[name].shape != expected[name].shape or tensors[name].dtype != expected[name].dtype:

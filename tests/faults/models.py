@@ -64,6 +64,7 @@ def main(folder: Path, count: int) -> None:
     ckn.report = torchckn.translate(torchckn.zoo.build("lenet1", filters=4), (1, 28, 28)).report
     x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     ckn.scaling.calibrate(ckn.features(x))
+    ckn.penalty = 2.0**-10
     path = torchckn.save(ckn, folder / "model")
     content, (facts, tensors) = path.read_bytes(), read_tensors(path, KIND)
     expected = ckn(x)
@@ -197,6 +198,7 @@ def _named() -> Iterator[tuple[str, Callable[[Facts, Tensors], None]]]:
             ("inf", float("inf")),
             ("-inf", -float("inf")),
             ("0", 0.0),
+            ("-1", -1.0),
             ("1e38", 1e38),
         ):
             yield f"{name} = {what}", lambda _, t, n=name, v=value: t.__setitem__(n, torch.full_like(t[n], v))  # type: ignore[misc]

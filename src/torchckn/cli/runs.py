@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import CKNError, ConfigError
+from ..formats import percent
 from ..tables import Column, TextTable, clean, fitted, line, shortened, table_lines
 from .options import AsJSON, Runs, print_json, show
 
@@ -151,4 +152,4 @@ def _shown(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f} %"
+    return "" if value is None else percent(value, 2)

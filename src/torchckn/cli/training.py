@@ -16,6 +16,7 @@ from ..choices import PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
+from ..formats import percent
 from ..settings import Settings, read_settings, settings_from
 from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
 
@@ -177,7 +178,7 @@ def _show_result(result: TrainResult, folder: Path, quiet: bool) -> None:
     if result.stopped:
         show(quiet, f"stopped after step {result.steps}: {result.stopped}")
     accuracy = None if result.head is None else result.head.accuracy
-    shown = "" if accuracy is None else f"validation accuracy {100 * accuracy:.2f} %, "
+    shown = "" if accuracy is None else f"validation accuracy {percent(accuracy, 2)}, "
     show(
         quiet, f"{shown}{result.seconds:.0f} s. Report: torchckn report {folder}; test accuracy: torchckn evaluate {folder}"
     )

@@ -2,11 +2,13 @@
 
 ========================  =====================================================================================
 :mod:`.spec`              ``specs/*.toml``: what an experiment is; it becomes cells, each one network trained once
+:mod:`.shared`            what cells share: starts, learning rates, speeds
 :mod:`.cell`              one cell, run from nothing to a JSON file
 :mod:`.runner`            all cells: in parallel processes, resumed where they were interrupted
 :mod:`.results`           the JSON files read again
 :mod:`.figures`           the paper's figures, from the results alone
 :mod:`.judging`           intervals over seeds, and the rule by which a claim holds
+:mod:`.comparisons`       accuracies, and their differences seed by seed
 :mod:`.claims`            what the paper says, what was measured, whether it holds
 :mod:`.page`              one page of all this
 :mod:`.when`              the page "When to use a kernel network"

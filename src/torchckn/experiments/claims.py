@@ -1,15 +1,15 @@
 """The paper's claims, the measurements, and whether the claims hold. To add a claim, decorate a function with ``@_claim``.
 
-Read first: :mod:`torchckn.experiments.judging`.
+Read first: :mod:`torchckn.experiments.comparisons`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
+from .comparisons import accuracy_case, against_convnet, at_equal_time, difference_case, differences, filters_of
 from .judging import Case, Claims, JudgedClaim, estimate, geometric_estimate
 from .results import Result, Results
 
@@ -26,17 +26,6 @@ def judge_claims(results: Results) -> list[JudgedClaim]:
     return _CLAIMS.judged(results)
 
 
-def _difference_case(
-    label: str, differences: Sequence[float], span: tuple[float, float], digits: int = 1, runs: int | None = None
-) -> list[Case]:
-    """The case of a difference, in percentage points by seed; none if there is no pair of runs."""
-    if not differences:
-        return []
-    interval = estimate(differences)
-    text = f"{label}: {interval.text(digits)}" if label else interval.text(digits)
-    return [Case(text, interval.is_within(*span), 2 * len(differences) if runs is None else runs)]
-
-
 # Accuracy of the gradient
 
 
@@ -46,7 +35,7 @@ def _gradient_claim(text: str, source: str, worse: str, better: str, least: floa
         selected = [r for r in results.of("gradient") if filters is None or r["filters"] in filters]
         cases = []
         for key, what in (("root_errors", "only the inverse root in float32"), ("errors", "the whole network in float32")):
-            for count in _filters(selected):
+            for count in filters_of(selected):
                 group = [r for r in selected if r["filters"] == count]
                 interval = geometric_estimate([r[key][worse] / r[key][better] for r in group])
                 label = f"{what}, {count} filters: ratio {interval.text(unit='', signed=False)}"
@@ -72,7 +61,7 @@ _NEWTON = 1.7
     "5.2",
 )
 def _newton_few(results: Results) -> tuple[list[Case], str]:
-    return _difference_case("", _newton_minus_svd(results, 8), (-_NEWTON, _NEWTON)), ""
+    return difference_case("", _newton_minus_svd(results, 8), (-_NEWTON, _NEWTON)), ""
 
 
 @_claim(
@@ -80,14 +69,14 @@ def _newton_few(results: Results) -> tuple[list[Case], str]:
     "5.2",
 )
 def _newton_many(results: Results) -> tuple[list[Case], str]:
-    cases = _difference_case("", _newton_minus_svd(results, 128), _ABOVE_ZERO)
+    cases = difference_case("", _newton_minus_svd(results, 128), _ABOVE_ZERO)
     fewer = _newton_minus_svd(results, 32)
     return cases, "" if cases or not fewer else f"with 32 filters instead {estimate(fewer).text()}"
 
 
 def _newton_minus_svd(results: Results, filters: int) -> list[float]:
     newton, svd = (results.of("inverse-root", filters=filters, inverse_sqrt=method) for method in ("newton:50", "svd"))
-    return _differences(results, newton, svd, "valid_accuracy")
+    return differences(results, newton, svd, "valid_accuracy")
 
 
 # Ultimate layer reversal
@@ -114,25 +103,10 @@ def _ulr_claim(network: str, filters: int, normalize: bool, claimed: float | Non
             if pairs:
                 steps = f"{classifier}, after {pairs[0][0].history[-1]['step']} steps"
                 by_steps = [100 * (a.history[-1][key] - b.history[-1][key]) for a, b in pairs]
-                by_time = [100 * _at_equal_time(a, b, key) for a, b in pairs]
-                cases += _difference_case(steps, by_steps, _ABOVE_ZERO)
-                cases += _difference_case("after equal time", by_time, _ABOVE_ZERO, runs=0)
+                by_time = [100 * at_equal_time(a, b, key) for a, b in pairs]
+                cases += difference_case(steps, by_steps, _ABOVE_ZERO)
+                cases += difference_case("after equal time", by_time, _ABOVE_ZERO, runs=0)
         return cases, ""
-
-
-def _at_equal_time(a: Result, b: Result, key: str) -> float:
-    """Difference of the accuracies at the end of the shorter training, between validations by a straight line."""
-    end = min(a.training_seconds, b.training_seconds)
-    return _accuracy_at(a, end, key) - _accuracy_at(b, end, key)
-
-
-def _accuracy_at(result: Result, seconds: float, key: str) -> float:
-    history = [record for record in result.history if key in record]
-    for before, after in pairwise(history):
-        if before["seconds"] <= seconds < after["seconds"]:
-            share = (seconds - before["seconds"]) / (after["seconds"] - before["seconds"])
-            return float(before[key] + share * (after[key] - before[key]))
-    return float(history[-1][key])
 
 
 for _network, _count, _claimed in (
@@ -154,46 +128,16 @@ for _network, _count, _claimed in (
 def _lenet_claims(network: str) -> None:
     @_claim(f"{NAMES[network]}: the CKN is at most 0.1 % less accurate than the ConvNet (and at most 1 % more)", "5.3")
     def _difference(results: Results) -> tuple[list[Case], str]:
-        return _against_convnet(results, "ckn-convnet", {"network": network}, (-0.1, 1), 2, budget="steps")[0], ""
+        return against_convnet(results, "ckn-convnet", {"network": network}, (-0.1, 1), 2, budget="steps")[0], ""
 
     @_claim(f"{NAMES[network]}: the test accuracies of CKN and ConvNet are above 97 %", "5.3")
     def _above(results: Results) -> tuple[list[Case], str]:
         cases = []
-        for filters in _filters(results.of("ckn-convnet", network=network)):
+        for filters in filters_of(results.of("ckn-convnet", network=network)):
             for kind, name in (("ckn", "CKN"), ("convnet", "ConvNet")):
                 runs = results.of("ckn-convnet", network=network, filters=filters, kind=kind)
-                cases += _accuracy_case(f"{name}, {filters} filters", runs, (97, math.inf))
+                cases += accuracy_case(f"{name}, {filters} filters", runs, (97, math.inf))
         return cases, ""
-
-
-def _against_convnet(
-    results: Results,
-    experiment: str,
-    both: dict[str, Any],
-    span: tuple[float, float],
-    digits: int = 1,
-    **convnet_only: Any,
-) -> tuple[list[Case], list[tuple[Result, Result]]]:
-    """Test accuracy of the CKN minus the ConvNet's, a case for each number of filters; and the pairs of runs.
-
-    ``both`` selects runs of CKNs and ConvNets, ``convnet_only`` those of ConvNets.
-    """
-    cases, pairs = [], []
-    for filters in _filters(results.of(experiment, **both)):
-        ckn = results.of(experiment, filters=filters, kind="ckn", **both)
-        convnet = results.of(experiment, filters=filters, kind="convnet", **both, **convnet_only)
-        by_seed = _differences(results, ckn, convnet, "test_accuracy")
-        cases += _difference_case(f"{filters} filters", by_seed, span, digits)
-        pairs += results.paired(ckn, convnet)
-    return cases, pairs
-
-
-def _accuracy_case(label: str, runs: Sequence[Result], span: tuple[float, float]) -> list[Case]:
-    if not runs:
-        return []
-    interval = estimate([100 * run["test_accuracy"] for run in runs])
-    text = interval.text(2, signed=False)
-    return [Case(f"{label}: {text}" if label else text, interval.is_within(*span), len(runs))]
 
 
 _lenet_claims("lenet1")
@@ -203,7 +147,7 @@ _lenet_claims("lenet5")
 def _allcnn_claim(source: str, experiment: str, setup: str, both: dict[str, Any], convnet: dict[str, Any]) -> None:
     @_claim(f"All-CNN-C: the CKN is 3 to 16 % more accurate than the ConvNet ({setup})", source)
     def _difference(results: Results) -> tuple[list[Case], str]:
-        cases, pairs = _against_convnet(results, experiment, {"network": "allcnn", **both}, (3, 16), **convnet)
+        cases, pairs = against_convnet(results, experiment, {"network": "allcnn", **both}, (3, 16), **convnet)
         ratios = [other.training_seconds / ckn.training_seconds for ckn, other in pairs]
         return cases, f"training time of the ConvNet: {estimate(ratios).mean:.1f} times the CKN's" if ratios else ""
 
@@ -228,7 +172,7 @@ def _unsupervised_claim(network: str, low: int, high: float = math.inf) -> None:
     @_claim(f"{NAMES[network]}: with unsupervised filters the CKN has {span} of its accuracy with trained filters", "5.3")
     def _fractions(results: Results) -> tuple[list[Case], str]:
         cases = []
-        for filters in _filters(results.of("unsupervised", network=network)):
+        for filters in filters_of(results.of("unsupervised", network=network)):
             unsupervised = results.of("unsupervised", network=network, filters=filters)
             trained = results.of("ckn-convnet", network=network, filters=filters, kind="ckn")
             pairs = results.paired(unsupervised, trained)
@@ -258,7 +202,7 @@ def _connections_claim(network: str, incomplete: float, complete: float) -> None
     def _values(results: Results) -> tuple[list[Case], str]:
         cases = []
         for scheme, accuracy in claimed.items():
-            cases += _accuracy_case(scheme, runs_of(results, scheme), (accuracy - 0.3, accuracy + 0.3))
+            cases += accuracy_case(scheme, runs_of(results, scheme), (accuracy - 0.3, accuracy + 0.3))
         return cases, ""
 
     @_claim(
@@ -266,7 +210,7 @@ def _connections_claim(network: str, incomplete: float, complete: float) -> None
     )
     def _order(results: Results) -> tuple[list[Case], str]:
         first, second = (runs_of(results, scheme) for scheme in ("complete", "incomplete"))
-        return _difference_case("", _differences(results, first, second, "test_accuracy"), (-0.1, math.inf), 2), ""
+        return difference_case("", differences(results, first, second, "test_accuracy"), (-0.1, math.inf), 2), ""
 
 
 _connections_claim("lenet1", 98.54, 98.55)
@@ -285,7 +229,7 @@ def _released_claim(network: str, kind: str, steps: int, accuracy: float) -> Non
     )
     def _reached(results: Results) -> tuple[list[Case], str]:
         runs = [r for r in results.of("released", network=network, kind=kind) if r.settings["steps"] == steps]
-        return _accuracy_case("", [r for r in runs if r.settings["final_head"]], (accuracy - 0.5, accuracy + 0.5)), ""
+        return accuracy_case("", [r for r in runs if r.settings["final_head"]], (accuracy - 0.5, accuracy + 0.5)), ""
 
 
 for _network, _kind, _accuracies in (
@@ -309,7 +253,7 @@ def _comparison(text: str, experiment: str, changed: dict[str, Any], baseline: d
         cases = []
         for network in dict.fromkeys(r["network"] for r in results.of(experiment)):
             first, second = (results.of(experiment, network=network, **variables) for variables in (changed, baseline))
-            cases += _difference_case(NAMES[network], _differences(results, first, second, "test_accuracy"), _ABOVE_ZERO)
+            cases += difference_case(NAMES[network], differences(results, first, second, "test_accuracy"), _ABOVE_ZERO)
         return cases, ""
 
 
@@ -337,12 +281,3 @@ _comparison(
     "Bug: whitening is more accurate than half whitening, by the inverse fourth root (8 filters)",
     *("slips", {"slip": "none", "method": "ulr", "hessian": "auto"}, {"slip": "half-whitening"}),
 )
-
-
-def _differences(results: Results, first: list[Result], second: list[Result], key: str) -> list[float]:
-    """In percentage points, seed by seed."""
-    return [100 * (a[key] - b[key]) for a, b in results.paired(first, second)]
-
-
-def _filters(results: Sequence[Result]) -> list[int]:
-    return sorted({result["filters"] for result in results})

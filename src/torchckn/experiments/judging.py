@@ -2,7 +2,8 @@
 
 The interval is Student's, ``mean ± t(n - 1) s / sqrt(n)`` for n seeds with standard deviation s; differences are taken between
 runs of the same seed. A claim gives a span. It holds for a network if the whole interval is inside the span, it does not hold if
-the whole interval is outside, and else it is undecided. One run has no interval. Read next: :mod:`torchckn.experiments.claims`.
+the whole interval is outside, and else it is undecided. One run has no interval. Read next:
+:mod:`torchckn.experiments.comparisons`.
 """
 
 from __future__ import annotations

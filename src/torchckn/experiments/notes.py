@@ -11,6 +11,7 @@ import re
 import statistics
 
 from ..errors import DataError
+from ..formats import percent
 from .results import Result, Results
 
 _PLACE = re.compile(r"\{([\w-]+) (test|valid|start|seconds)((?: [\w.]+=[\w:.-]+)*)\}")
@@ -30,7 +31,7 @@ def _number(place: re.Match[str], results: Results) -> str:
     if key == "seconds":
         return f"{statistics.fmean(run.training_seconds for run in runs):.0f} s"
     names = {"test": "test_accuracy", "valid": "valid_accuracy", "start": "start_valid_accuracy"}
-    return f"{100 * statistics.fmean(run[names[key]] for run in runs):.1f} %"
+    return percent(statistics.fmean(run[names[key]] for run in runs))
 
 
 def _fits(run: Result, wanted: dict[str, str]) -> bool:

@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import CKNError, ConfigError
-from .cell import shared_files
 from .results import Results, is_finished, read_results
+from .shared import shared_files
 from .spec import Cell
 
 

@@ -2,7 +2,7 @@
 
 An experiment's cells are all combinations of its variables, once for each seed. What a cell is run with is gathered from rules,
 in this order: the scale's preset, the experiment's own rules, the scale's. A rule counts where all that it matches is equal,
-and later ones take precedence. Read next: :mod:`torchckn.experiments.cell`.
+and later ones take precedence. Read next: :mod:`torchckn.experiments.shared`.
 """
 
 from __future__ import annotations

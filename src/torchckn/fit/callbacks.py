@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
+from ..formats import percent
 from ..network import Classifier
 from ..progress import Report, progress
 from .config import TrainConfig
@@ -107,7 +108,7 @@ class EarlyStopping(Callback):
         assert best is not None
         since = sum("valid_accuracy" in later and later["step"] > best["step"] for later in training.history)
         if since >= self.patience:
-            accuracy = f"{100 * best['valid_accuracy']:.2f} %"
+            accuracy = percent(best["valid_accuracy"], 2)
             training.stop(f"no validation accuracy above the {accuracy} of step {best['step']} in {since} validations")
 
 

@@ -74,7 +74,7 @@ def fit_filters(
                 sample = _sample(activations, name, layer, max(patches, layer.filters), generator)
                 _set_filters(layer, _new_filters(layer, sample, how, restarts, generator))
     ckn.filters_fitted.fill_(True)
-    ckn.lam.fill_(-1)  # a head that was fitted to other features is not fitted to these
+    ckn.penalty = None  # a head that was fitted to other features is not fitted to these
     return ckn
 
 

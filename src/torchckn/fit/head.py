@@ -102,10 +102,9 @@ def fit_head(
         result = replace(result, accuracy=accuracy, curve=curve, folds=folds)
     _warn_at_chance(result, parts, classes)
     with torch.no_grad():
-        ckn.lam.fill_(result.lam)
-        ckn.head_loss = loss
         ckn.head.weight.copy_(weight.T)
         ckn.head.bias.copy_(bias)
+    ckn.penalty, ckn.head_loss = result.lam, loss
     return result
 
 

@@ -106,7 +106,7 @@ class TrainingLoop(TrainingState):
     def _fit_start(self) -> None:
         net, config = self.net, self.config
         if config.method == "sgd":
-            net.lam.fill_(next(lam for lam in (config.lam, net.penalty, SGD_LAM) if lam is not None))
+            net.penalty = next(lam for lam in (config.lam, net.penalty, SGD_LAM) if lam is not None)
             return
         if net.needs_filters:
             assert isinstance(net, CKN)
@@ -183,7 +183,8 @@ class TrainingLoop(TrainingState):
         """The classifier on all features, and the run's result."""
         self._tell("on_steps_end")
         clock = self.clock()
-        lam = float(self.net.lam)
+        lam = self.net.penalty
+        assert lam is not None  # since prepare()
         head = self.start if not self.steps else None  # which was fitted to these very features
         if self.config.final_head and head is None:
             # Filters know the training labels by now, so only validation images may choose.

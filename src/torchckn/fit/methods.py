@@ -25,7 +25,7 @@ from ..errors import ConfigError, NotFittedError, NumericalError
 from ..network import Classifier
 from ..nn.checks import Deferred
 from ..nn.devices import wide_dtype
-from ..nn.whitening import whitened_images_kept
+from ..nn.whitening import Whitening, every_whitening
 from .chunks import batch_features, batch_gradient
 from .config import MethodOptions as MethodOptions
 from .features import check_labels
@@ -174,7 +174,7 @@ class ULR(Method):
     def step(self, images: Tensor, labels: Tensor, lr: float) -> StepResult:
         if self.options.head_update != "exact":
             return super().step(images, labels, lr)
-        with whitened_images_kept(self.net):  # the exact classifier sees the same images again
+        with every_whitening(self.net, Whitening.keeping_images):  # the exact classifier sees the same images again
             return super().step(images, labels, lr)
 
     def _descend(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -119,6 +119,8 @@ class TrainingState:
         """Back to a checkpoint; a :class:`DataError` if it is not one of such a run."""
         try:
             self.net.load_state_dict(_part(tensors, "net."))
+            if self.net.penalty is None:
+                raise ValueError("it has no L2 penalty")
             if self.steps:
                 self.method = self.method_class(self.net, self.config)
             self._restore(tensors, facts)

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Classifier(nn.Module):
     #: whether its filters are points on spheres, which :class:`torchckn.fit.SphereSGD` keeps there
     on_spheres: ClassVar[bool] = False
 
-    lam: Tensor
+    lam: Tensor | None
     filters_fitted: Tensor
 
     def __init__(
@@ -65,8 +65,8 @@ class Classifier(nn.Module):
         self.scaling = FeatureScaling(features, centering, device, dtype)
         self.head = _linear_head(features, classes, generator, device, dtype)
         # What has been done to this network goes wherever its state_dict goes: training starts from there.
-        #: the L2 penalty that the head was fitted with, negative until then: a buffer has no None. See ``penalty``
-        self.register_buffer("lam", torch.tensor(-1.0, dtype=torch.float64, device=device))
+        #: see ``penalty``; part of the state_dict once there is one
+        self.register_buffer("lam", None)
         #: the loss that the head was fitted with, if it was fitted in this process
         self.head_loss: str | None = None
         #: whether the filters have been chosen, or are random yet
@@ -75,8 +75,11 @@ class Classifier(nn.Module):
     @property
     def penalty(self) -> float | None:
         """The L2 penalty that the head was fitted with; None until then."""
-        lam = float(self.lam)
-        return lam if lam >= 0 else None
+        return None if self.lam is None else float(self.lam)
+
+    @penalty.setter
+    def penalty(self, lam: float | None) -> None:
+        self.lam = None if lam is None else torch.tensor(lam, dtype=torch.float64, device=self.head.weight.device)
 
     def features(self, x: Tensor) -> Tensor:
         """The features of images, before scaling and head: (N, C, H, W) -> (N, d)"""
@@ -149,6 +152,30 @@ class Classifier(nn.Module):
         yield
 
     # Saving
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: Any,
+        unexpected: Any,
+        errors: list[str],
+    ) -> None:
+        if f"{prefix}head.weight" in state_dict:  # torch loads a buffer only where there is one already
+            lam = state_dict.get(f"{prefix}lam")
+            self.penalty = None if lam is None else 0.0
+            if lam is not None and not 0 <= float(lam) < math.inf:
+                errors.append(f"lam expected a number >= 0, got {float(lam)}")
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        lam = self.lam
+        super()._apply(fn, recurse)
+        if lam is not None and self.lam is not None and self.lam.dtype != lam.dtype:
+            self.lam = lam.to(self.lam.device)  # in half precision, a small penalty would be 0
+        return self
 
     def description(self) -> dict[str, Any] | None:
         """All that is needed to build the network again, as JSON; None if only its own code can build it."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -231,19 +232,10 @@ class Whitening(nn.Module):
         return f"{self.in_channels}, patch_size={self.patch_size}, eps={self.eps:g}"
 
 
-def whitening_kept(net: nn.Module, memory: int = KEPT) -> ExitStack:
-    """Within this context every :class:`Whitening` of a network keeps the matrices of the images that it has seen."""
+def every_whitening(net: nn.Module, keeping: Callable[[Whitening], AbstractContextManager[Any]]) -> ExitStack:
+    """``Whitening.keeping`` or ``Whitening.keeping_images``, whichever is given, for every :class:`Whitening` of a network."""
     stack = ExitStack()
     for module in net.modules():
         if isinstance(module, Whitening):
-            stack.enter_context(module.keeping(memory))
-    return stack
-
-
-def whitened_images_kept(net: nn.Module) -> ExitStack:
-    """Within this context, that of a step, every :class:`Whitening` of a network keeps the batches that it has whitened."""
-    stack = ExitStack()
-    for module in net.modules():
-        if isinstance(module, Whitening):
-            stack.enter_context(module.keeping_images())
+            stack.enter_context(keeping(module))
     return stack

@@ -41,7 +41,7 @@ from ..fit.methods import METHODS, Method
 from ..fit.result import TrainResult
 from ..fit.targets import aim
 from ..network import Classifier, modes_kept
-from ..nn.whitening import whitening_kept
+from ..nn.whitening import Whitening, every_whitening
 from .callbacks import Checkpoints, FilterSnapshots, MetricsFile
 from .folder import Run
 
@@ -114,7 +114,7 @@ def train(
         modes_kept(net),
         net.training_only(config.trainable, config.bandwidths),
         _torch_seeded(generator),
-        whitening_kept(net),
+        every_whitening(net, Whitening.keeping),
         torch.enable_grad(),
     ):
         if config.steps and not net.parameter_groups():

@@ -1,0 +1,80 @@
+"""What the claims compare: accuracies of runs, and their differences seed by seed.
+
+Read first: :mod:`torchckn.experiments.judging`. Read next: :mod:`torchckn.experiments.claims`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from .judging import Case, estimate
+from .results import Result, Results
+
+
+def difference_case(
+    label: str, differences: Sequence[float], span: tuple[float, float], digits: int = 1, runs: int | None = None
+) -> list[Case]:
+    """The case of a difference, in percentage points by seed; none if there is no pair of runs."""
+    if not differences:
+        return []
+    interval = estimate(differences)
+    text = f"{label}: {interval.text(digits)}" if label else interval.text(digits)
+    return [Case(text, interval.is_within(*span), 2 * len(differences) if runs is None else runs)]
+
+
+def against_convnet(
+    results: Results,
+    experiment: str,
+    both: dict[str, Any],
+    span: tuple[float, float],
+    digits: int = 1,
+    **convnet_only: Any,
+) -> tuple[list[Case], list[tuple[Result, Result]]]:
+    """Test accuracy of the CKN minus the ConvNet's, a case for each number of filters; and the pairs of runs.
+
+    ``both`` selects runs of CKNs and ConvNets, ``convnet_only`` those of ConvNets.
+    """
+    cases, pairs = [], []
+    for filters in filters_of(results.of(experiment, **both)):
+        ckn = results.of(experiment, filters=filters, kind="ckn", **both)
+        convnet = results.of(experiment, filters=filters, kind="convnet", **both, **convnet_only)
+        by_seed = differences(results, ckn, convnet, "test_accuracy")
+        cases += difference_case(f"{filters} filters", by_seed, span, digits)
+        pairs += results.paired(ckn, convnet)
+    return cases, pairs
+
+
+def accuracy_case(label: str, runs: Sequence[Result], span: tuple[float, float]) -> list[Case]:
+    """The case of the mean test accuracy of some runs; none if there are no runs."""
+    if not runs:
+        return []
+    interval = estimate([100 * run["test_accuracy"] for run in runs])
+    text = interval.text(2, signed=False)
+    return [Case(f"{label}: {text}" if label else text, interval.is_within(*span), len(runs))]
+
+
+def at_equal_time(a: Result, b: Result, key: str) -> float:
+    """Difference of the accuracies at the end of the shorter training, between validations by a straight line."""
+    end = min(a.training_seconds, b.training_seconds)
+    return _accuracy_at(a, end, key) - _accuracy_at(b, end, key)
+
+
+def _accuracy_at(result: Result, seconds: float, key: str) -> float:
+    history = [record for record in result.history if key in record]
+    for before, after in pairwise(history):
+        if before["seconds"] <= seconds < after["seconds"]:
+            share = (seconds - before["seconds"]) / (after["seconds"] - before["seconds"])
+            return float(before[key] + share * (after[key] - before[key]))
+    return float(history[-1][key])
+
+
+def differences(results: Results, first: list[Result], second: list[Result], key: str) -> list[float]:
+    """In percentage points, seed by seed."""
+    return [100 * (a[key] - b[key]) for a, b in results.paired(first, second)]
+
+
+def filters_of(results: Sequence[Result]) -> list[int]:
+    """The numbers of filters that the results are of, the smallest first."""
+    return sorted({result["filters"] for result in results})

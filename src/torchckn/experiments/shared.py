@@ -1,0 +1,229 @@
+"""What cells share: the network before its first step, the choice of a learning rate, and the speed of a step.
+
+Cells that begin alike (the same unsupervised network, the same seed) share that beginning: it is computed once and kept in
+``work/starts``. Cells that differ only in their seed, or in their number of steps, share the choice of a learning rate, made
+with the first seed and kept in ``work/trials``. A cell with ``total_seconds`` is trained for as many steps as fit into that time;
+how long a step takes is measured with the first seed and kept in ``work/speeds``. Read next: :mod:`torchckn.experiments.cell`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from .. import runs
+from ..building import Images, build_network, load_images
+from ..errors import ConfigError, DataError, NumericalError
+from ..files import read_tensors, write_atomically, write_tensors
+from ..fit import TrainResult, evaluate, fit_filters, fit_head
+from ..network import CKN, Classifier
+from ..settings import Settings
+from .results import identity, start_settings
+from .spec import Cell
+from .variants import method_class, preprocessing
+
+#: Settings that do not change which learning rate is chosen.
+_UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
+#: Steps by which the time of a step is measured, after a pass over the images, in which more is computed than later.
+_TIMED = 20
+#: Training images that the classifier of a trial is fitted to.
+_TRIAL_IMAGES = 10_000
+
+
+def clock() -> float:
+    """CPU time where there is one thread, which other programs on the machine hardly change; else wall-clock time."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def images_of(cell: Cell) -> Images:
+    images = load_images(cell.settings)
+    return images._replace(pixels=preprocessing(images.pixels, cell.extras.get("slip")))
+
+
+def shared_files(folder: Path, cell: Cell) -> list[Path]:
+    """What the first of some cells computes for all of them: a cell that needs one waits until it is there."""
+    if cell.measure == "few-labels":  # short enough to wait for
+        return []
+    return [start_file(folder, cell), *([trials_file(folder, cell)] if is_to_be_tuned(cell) else [])]
+
+
+def start_file(folder: Path, cell: Cell) -> Path:
+    """The network before its first step: the same for cells that differ in later settings alone.
+
+    The inverse root might change it, by its rounding: a shared beginning is that of whichever method was first, so that methods
+    are compared from one and the same.
+    """
+    slip = cell.extras.get("slip")
+    settings = {name: value for name, value in start_settings(cell.settings).items() if name != "inverse_sqrt"}
+    key = digest(settings | {"head": cell.measure != "gradient", "slip": slip if slip == "half-whitening" else None})
+    return folder / "work" / "starts" / f"{key}.safetensors"
+
+
+def trials_file(folder: Path, cell: Cell) -> Path:
+    """Accuracies of the learning rates: the same for cells that differ in their seed or their number of steps alone."""
+    return _file_of_all_seeds(folder / "work" / "trials", cell)
+
+
+def speed_file(folder: Path, cell: Cell) -> Path:
+    """The time before the first step, and that of a step."""
+    return _file_of_all_seeds(folder / "work" / "speeds", cell)
+
+
+def _file_of_all_seeds(folder: Path, cell: Cell) -> Path:
+    given = identity(cell.settings, cell.extras, cell.measure)
+    return folder / f"{digest({k: v for k, v in given.items() if k not in _UNTRIED})}.json"
+
+
+def is_to_be_tuned(cell: Cell) -> bool:
+    return cell.measure == "train" and cell.settings.training.lr is None and "lrs" in cell.extras
+
+
+def digest(what: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a measure works with."""
+
+    cell: Cell
+    work: Path
+    folder: Path
+    images: Images
+
+    @property
+    def settings(self) -> Settings:
+        return self.cell.settings
+
+    def with_seed(self, seed: int) -> Bench:
+        """The same cell with this seed, which also draws its training and validation images."""
+        if seed == self.cell.seed:
+            return self
+        cell = replace(self.cell, seed=seed)
+        return replace(self, cell=cell, images=images_of(cell))
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.settings.training.seed)
+
+    def started(self) -> tuple[Classifier, dict[str, Any]]:
+        """The network before its first step, filters and classifier fitted, with the accuracy and the time of that."""
+        file = start_file(self.folder, self.cell)
+        net = build_network(self.settings, self.images, self.generator())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_suffix(".lock")):
+            if not file.exists():
+                facts = self._start(net)
+                write_tensors(file, "start", facts, net.state_dict())
+        facts, tensors = read_tensors(file, "start")
+        net.load_state_dict(tensors)
+        return net, facts
+
+    def _start(self, net: Classifier) -> dict[str, Any]:
+        began, facts = clock(), {}
+        if not isinstance(net, CKN):
+            return {"start_seconds": 0.0}  # a ConvNet begins as random as it is
+        how = self.settings.training
+        fit_filters(net, self.images.train, how.patches, restarts=how.restarts, generator=self.generator())
+        if self.cell.measure != "gradient":
+            head = fit_head(net, self.images.train, self.images.valid, loss=how.loss, search=how.penalty_search)
+            facts = {"start_valid_accuracy": head.accuracy, "start_lam": head.lam}
+        return facts | {"start_seconds": round(clock() - began, 2)}
+
+    def trained(self, net: Classifier, run_dir: Path | None, **overrides: Any) -> TrainResult:
+        return runs.train(
+            net,
+            self.images.train,
+            self.images.valid,
+            self.settings.training,
+            generator=self.generator(),
+            run_dir=run_dir,
+            resume=run_dir is not None,
+            method_class=method_class(self.cell.extras.get("slip")),
+            clock=clock,
+            **overrides,
+        )
+
+    def tested(self, net: Classifier) -> float:
+        if self.images.test is None:
+            raise DataError(f"{self.settings.data} has no test images, which experiments are measured with")
+        return evaluate(net, self.images.test).accuracy
+
+
+def timed(bench: Bench) -> Bench:
+    """The cell with as many steps as fit into its total time, if it has one, without the time of the last classifier."""
+    total = bench.cell.extras.get("total_seconds")
+    if total is None:
+        return bench
+    file = speed_file(bench.folder, bench.cell)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        if not file.exists():
+            write_atomically(file, json.dumps(_speed(bench.with_seed(0))).encode())
+    speed = json.loads(file.read_text())
+    later = (total - speed["start_seconds"] - speed["first_seconds"]) / speed["step_seconds"]
+    steps = math.floor(speed["first_steps"] + later)
+    if steps < 1:
+        raise ConfigError(
+            f"{bench.cell.name}: total_seconds = {total} expected more than the {speed['start_seconds']:.0f} s before the first "
+            "step"
+        )
+    given = bench.cell.given | {"steps": steps, "evaluate_every": max(1, steps // 10)}
+    return replace(bench, cell=replace(bench.cell, given=given))
+
+
+def _speed(bench: Bench) -> dict[str, float]:
+    net, facts = bench.started()
+    training = bench.settings.training.resolved(net.default_method, len(bench.images.train))
+    first = max(1, len(bench.images.train) // (training.batch_size or 1))
+    lr = training.lr or bench.cell.extras["lrs"][0]
+    result = bench.trained(net, None, lr=lr, steps=first + _TIMED, evaluate_every=first, final_head=False)
+    at = {record["step"]: record["seconds"] for record in result.history if "valid_accuracy" in record}
+    return {
+        "start_seconds": facts["start_seconds"],
+        "first_steps": first,
+        "first_seconds": at[first] - at[0],
+        "step_seconds": (at[first + _TIMED] - at[first]) / _TIMED,
+    }
+
+
+def tuned(bench: Bench) -> tuple[Any, dict[str, float]]:
+    """The learning rate whose short trial, with the first seed, has the best validation accuracy; and the accuracies of all."""
+    if not is_to_be_tuned(bench.cell):
+        return bench.settings.training.lr, {}
+    file = trials_file(bench.folder, bench.cell)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        if not file.exists():
+            _try(bench.with_seed(0), file.with_suffix(".part")).replace(file)
+    trials: dict[str, float] = json.loads(file.read_text())
+    return max(trials, key=lambda lr: trials[lr]), trials
+
+
+def _try(bench: Bench, file: Path) -> Path:
+    """Write down the accuracy of each learning rate, with a classifier refitted to the filters after the trial.
+
+    The classifier of the last step is that of a few images, and noisier for larger steps; it would favour small ones.
+    After an interruption, the file has what was tried before.
+    """
+    some = bench.images.train[:_TRIAL_IMAGES]
+    trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    steps = bench.cell.extras.get("trial_steps", bench.settings.training.steps)
+    for lr in (given if isinstance(given, str) else f"cosine:{given}" for given in bench.cell.extras["lrs"]):
+        if lr not in trials:
+            net, _ = bench.started()
+            try:
+                bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
+                accuracy = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss, folds=0).accuracy
+                trials[lr] = 0.0 if accuracy is None else accuracy
+            except NumericalError:
+                trials[lr] = 0.0
+            write_atomically(file, json.dumps(trials).encode())
+    return file
