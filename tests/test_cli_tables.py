@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -103,6 +104,16 @@ def test_what_translate_prints_fits_80_columns(
     assert "…" not in out
 
 
+def test_the_terminal_in_the_docs_shows_what_translate_prints(
+    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "88")
+    _, out, _ = command("translate", "lenet5", "--filters", 8)
+    picture = (Path(__file__).parent.parent / "docs" / "images" / "terminal.svg").read_text()
+    texts = html.unescape(re.sub(r"<[^>]*>", "", picture)).replace("\N{NO-BREAK SPACE}", " ")
+    assert [line for line in out.splitlines() if "".join(line.split()) not in "".join(texts.split())] == []
+
+
 def test_translate_of_lenet5_takes_30_lines(command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = command("translate", "lenet5")
@@ -186,6 +197,7 @@ def test_runs_are_listed_and_shown_in_lines_that_fit_80_columns(
     for text in (out, shown, compared):
         assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^validation +\d+\.\d\d %$", shown, re.MULTILINE)
+    assert re.search(r"^  digests\n    network +[0-9a-f]{16}\n    training data +[0-9a-f]{16}$", shown, re.MULTILINE)
     assert re.search(r"^    filters +4$|^  filters +4$", shown, re.MULTILINE)
 
 

@@ -106,7 +106,7 @@ def test_one_process_does_not_even_copy() -> None:
 # Steps
 
 
-def steps(method: str, dtype: torch.dtype, batch: int, options: dict[str, Any], count: int = 3) -> dict[str, Tensor]:
+def steps(method: str, dtype: torch.dtype, batch: int, options: dict[str, Any], count: int = 4) -> dict[str, Tensor]:
     """Some steps by hand, each process on its share of every batch, in whole chunks."""
     chunk = options.get("chunk", 4)
     net: Any = convnet().to(dtype) if method == "sgd" else network(dtype=dtype)

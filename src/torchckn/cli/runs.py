@@ -52,12 +52,14 @@ def runs_show(run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     Example: [bold]torchckn runs show runs/first[/bold]
     """
     from .. import runs
+    from ..runs.reading import DIGESTS
 
     summary, config = runs.summary(run), runs.read_config(run)
     if as_json:
         print_json(summary | {"config": config})
     else:
-        Console().print(_Entries(_shown(summary) | {"config": config}))
+        digests = {text: config.pop(name) for name, text in DIGESTS.items() if name in config}
+        Console().print(_Entries(_shown(summary) | {"config": config | {"digests": digests}}))
 
 
 @runs_app.command("compare")

@@ -1,4 +1,4 @@
-"""The gradient of an objective of a whole batch, chunk by chunk: any batch size in constant memory, exactly.
+"""The gradient of an objective of a whole batch, chunk by chunk: any batch size in bounded memory, exactly.
 
 The objective couples the images of a batch only through their features. So: the features of the batch in chunks; the objective
 and its gradient in those features; then backward chunk by chunk, with that gradient as the cotangent. Chunks that stay in the

@@ -15,6 +15,13 @@ from ..errors import DataError
 from ..files import read_bytes, read_text
 
 PathLike = str | os.PathLike[str]
+#: entries of a configuration that are digests, and of what
+DIGESTS = {
+    "network": "network",
+    "data": "training data",
+    "validation_data": "validation data",
+    "unlabeled_data": "unlabeled data",
+}
 #: bytes of metrics: those of some millions of steps
 _LONGEST_METRICS = 2**30
 

@@ -44,6 +44,7 @@ from ..network import Classifier, modes_kept
 from ..nn.whitening import Whitening, every_whitening
 from .callbacks import Checkpoints, FilterSnapshots, MetricsFile
 from .folder import Run
+from .reading import DIGESTS
 
 
 def train(
@@ -259,13 +260,7 @@ def _run_content(
 
 def _check_same(content: Mapping[str, Any], generator: torch.Generator) -> None:
     """An error unless all processes have the same code, data, network, options and random numbers."""
-    names = {
-        "network": "network",
-        "data": "training data",
-        "validation_data": "validation data",
-        "unlabeled_data": "unlabeled data",
-    }
-    facts = {text: str(content[name]) for name, text in names.items()}
+    facts = {text: str(content[name]) for name, text in DIGESTS.items()}
     options = digest_of(sorted(content["training"].items()))
     random_numbers = digest_of(generator.get_state().tolist())
     check_agreement({"version of the code": code_digest(), **facts, "training options": options, "seed": random_numbers})
