@@ -197,17 +197,24 @@ def _network_label(names: Sequence[str], line: tuple[Any, ...], experiment: str)
     return ", ".join([name, *(text for text, applies in details.items() if applies)])
 
 
+#: ends the name of a learner on augmented images, whose line is dashed
+_AUGMENTED = "-augmented"
+
+
 def _over_labels(experiment: Experiment, results: list[Result]) -> list[Figure]:
     panels = grouped(results, experiment.figure.panels)
     figure, grid = _panels(len(panels), 2, 4.2)
-    colours = dict(zip(LEARNER_NAMES, (*COLOURS, "#000000"), strict=True))  # a learner has one color in all panels
+    plain = [name for name in LEARNER_NAMES if not name.endswith(_AUGMENTED)]
+    colours = dict(zip(plain, COLOURS, strict=True))  # a learner has one color in all panels
     lines: dict[str, Any] = {}
     for axes, (values, inside) in zip(grid, panels.items(), strict=True):
         counts: set[int] = set()
         for (learner,), runs in grouped(inside, ["learner"]).items():
             accuracies = accuracies_by_labels(runs)
-            _plot_with_range(axes, sorted(accuracies.items()), colours[learner], LEARNER_NAMES[learner])
-            lines[LEARNER_NAMES[learner]] = axes.get_lines()[-1]
+            colour = colours[learner.removesuffix(_AUGMENTED)]
+            _plot_with_range(axes, sorted(accuracies.items()), colour, LEARNER_NAMES[learner])
+            line = lines[LEARNER_NAMES[learner]] = axes.get_lines()[-1]
+            line.set_linestyle("--" if learner.endswith(_AUGMENTED) else "-")
             counts |= accuracies.keys()
         axes.set_xscale("log")
         axes.set_xticks(sorted(counts), [f"{count:,}" for count in sorted(counts)])
