@@ -256,6 +256,48 @@ class SelectiveKernel(nn.Module):
         return a * first + b * second
 
 
+class ConcatenatedBranches(nn.Module):
+    """Selective kernels with branches that are concatenated along an axis of their own, and a linear layer for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([unit(8, 8, 3, dilation=d, padding=d) for d in (1, 2, 3)])
+        self.fc, self.fcs = nn.Linear(8, 4), nn.ModuleList([nn.Linear(4, 8) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.cat([conv(x).unsqueeze(1) for conv in self.convs], 1)
+        z = self.fc(features.sum(1).mean(-1).mean(-1))
+        weights = torch.cat([fc(z).unsqueeze(dim=1) for fc in self.fcs], dim=1).softmax(1)
+        return (features * weights.unsqueeze(-1).unsqueeze(-1)).sum(dim=1)
+
+
+class SplitAttention(nn.Module):
+    """ResNeSt: the groups of one convolution, weighted by a softmax over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc1, self.fc2 = unit(8, 16, 3, groups=2), unit(8, 4), nn.Conv2d(4, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        batch, channels, height, width = x.shape
+        x = x.reshape((batch, 2, channels // 2, height, width))
+        weights = self.fc2(self.fc1(x.sum(dim=1).mean((2, 3), keepdim=True)))
+        weights = F.softmax(weights.view(batch, 1, 2, -1).transpose(1, 2), dim=1).reshape(batch, -1).view(batch, -1, 1, 1)
+        return (x * weights.reshape((batch, 2, channels // 2, 1, 1))).sum(dim=1).contiguous()
+
+
+class MaxFeatureMap(nn.Module):
+    """LightCNN: the larger of the two halves of a convolution's channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.max(*torch.split(self.conv(x), 8, 1))
+
+
 class PartialConv(nn.Module):
     """FasterNet: the first channels are convolved in place."""
 
@@ -330,10 +372,9 @@ COLLECTIONS: dict[str, Any] = {
     "FasterNet": lambda: Around(PartialConv()),
     "ShuffleNet V1": lambda: Around(ShuffledGroups()),
     "TResNet": lambda: Around(tresnet()),
-}
-
-#: what is refused, and why
-REFUSED: dict[str, tuple[Any, str]] = {
-    "SKNet": (lambda: Around(SelectiveKernel()), "'stack' .*stacks branches along a new axis"),
-    "SKNet, split": (lambda: Around(SelectiveKernel(stacked=False)), "'softmax' .*softmax within the network is attention"),
+    "SKNet": lambda: Around(SelectiveKernel()),
+    "SKNet, split": lambda: Around(SelectiveKernel(stacked=False)),
+    "SKNet, concatenated": lambda: Around(ConcatenatedBranches()),
+    "ResNeSt": lambda: Around(SplitAttention()),
+    "LightCNN": lambda: Around(MaxFeatureMap()),
 }

@@ -19,7 +19,7 @@ from torchckn.errors import ConfigError, TranslationError
 from torchckn.graph import Conv, KernelNode, MaxPool, ShuffleChannels
 from torchckn.kernels import RBFSphere
 
-from .collection_networks import COLLECTIONS, REFUSED
+from .collection_networks import COLLECTIONS
 from .networks import Written, conv, end, rows_of, run_and_save
 from .public_networks import PUBLIC, Around, SqueezeExcitation, channel_shuffle
 from .test_translation_exported import of_export
@@ -52,13 +52,6 @@ def test_many_gates_in_a_row_give_features_that_grow_like_the_image() -> None:
     assert "a gate of bounded units is divided by its norm" in rows_of(ckn)["mul"].why
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_networks_of_public_collections_that_are_refused_are_told_why(name: str) -> None:
-    build, reason = REFUSED[name]
-    with pytest.raises(TranslationError, match=reason):
-        translate(build(), (2, 8, 8))
-
-
 def test_a_sum_over_positions_is_pooling_with_a_factor() -> None:
     net = Written(lambda s, x: F.relu(s.a(x)).sum((2, 3)) + x.mean((2, 3)), a=conv(4, 4))
     ckn = translate(net, (4, 5, 5))
@@ -80,6 +73,11 @@ SAME: dict[str, tuple[Any, Any]] = {
     "channels last": (
         lambda s, x: x.permute(0, 2, 3, 1).mean(1).mean(1),
         lambda s, x: x.mean((2, 3)),
+    ),
+    "a branch of a stack": (lambda s, x: end(torch.stack((x, s.b(x)), 1)[:, 1]), lambda s, x: end(s.b(x))),
+    "stack of a crop": (
+        lambda s, x: end(torch.stack((F.avg_pool2d(s.b(x), 2), x[:, :, :3, :2]), 1).sum(1)),
+        lambda s, x: end(F.avg_pool2d(s.b(x), 2) + x[:, :, :3, :2]),
     ),
     "GLU": (lambda s, x: end(F.glu(s.b(x), 1)), lambda s, x: end(s.b(x)[:, :4] * torch.sigmoid(s.b(x)[:, 4:]))),
     "GLU, a module": (lambda s, x: end(s.glu(s.b(x))), lambda s, x: end(F.glu(s.b(x), dim=1))),
@@ -123,6 +121,7 @@ EXACT = {
     "shuffle": lambda x, f, g: torch.cat([f(F.channel_shuffle(x, 2)[:, :3]), g(F.channel_shuffle(x, 2)[:, 3:])], 1),
     "blocks": lambda x, f, g: F.pixel_unshuffle(torch.cat([f(x[:, :3]), g(x[:, 3:])], 1), 2),
     "interpolation": lambda x, f, g: F.interpolate(f(x[:, :3]), (5, 7), mode="bilinear"),
+    "maximum": lambda x, f, g: torch.maximum(f[0](x[:, :3]), g[0](x[:, 3:])),
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import torchckn
 from torchckn import translate
 from torchckn.errors import TranslationError
-from torchckn.graph import Conv, Normalize
+from torchckn.graph import Conv, DirectSum, Normalize
 from torchckn.kernels import ArcCosine, Dual
 
 from .networks import Written, conv, end, rows_of, run_and_save
@@ -183,27 +183,45 @@ def channels_last(x: Tensor) -> Tensor:
     return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).permute(0, 3, 1, 2)
 
 
+def variance_and_mean(x: Tensor) -> Tensor:
+    s, u = torch.var_mean(x, dim=1, unbiased=False, keepdim=True)
+    return (x - u) * torch.rsqrt(s + 1e-6)
+
+
 #: as people write them, and whether they subtract a mean
 NORMS: dict[str, tuple[Any, bool]] = {
     "F.normalize": (lambda x: F.normalize(x, dim=1), False),
     "norm": (lambda x: x / x.norm(dim=1, keepdim=True), False),
     "norm and a small number": (lambda x: x / (torch.norm(x, p=2, dim=1, keepdim=True) + 1e-6), False),
     "norm, at least": (lambda x: x / x.norm(2, 1, True).clamp(min=1e-6), False),
+    "norm, an axis less": (lambda x: x / x.norm(dim=1)[:, None], False),
+    "vector norm, unsqueezed": (lambda x: x / torch.linalg.vector_norm(x, dim=1).unsqueeze(1), False),
+    "root of the sum of squares": (lambda x: x / x.pow(2).sum(1).sqrt().view(x.size(0), 1, x.size(2), x.size(3)), False),
+    "norm, expanded": (lambda x: x / (x.norm(p=2, dim=1, keepdim=True).expand_as(x) + 1e-10), False),
+    "norm, the larger of two": (lambda x: x / torch.maximum(x.norm(dim=1, keepdim=True), torch.tensor(1e-6)), False),
     "layer norm": (channels_first, True),
+    "layer norm, axes less": (lambda x: (x - x.mean(1)[:, None]) / x.std(1)[:, None], True),
+    "variance and mean": (variance_and_mean, True),
     "standard deviation": (lambda x: (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-5), True),
     "root mean square, channels last": (channels_last, False),
 }
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_a_written_normalization_over_channels_is_division_by_the_norm(name: str) -> None:
+@pytest.mark.parametrize("tracer", ["symbolic", "export"])
+def test_a_written_normalization_over_channels_is_division_by_the_norm(
+    name: str, tracer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function, centered = NORMS[name]
     for source, inexact in ((lambda x: x, False), (F.relu, centered)):
-        ckn = translate(network(lambda x, source=source: F.relu(function(source(x)))), (2, 6, 6), classes=3)
+        net = network(lambda x, source=source: F.relu(function(source(x))))
+        ckn = translate(net, (2, 6, 6)) if tracer == "symbolic" else of_export(monkeypatch, net, 2, 6, 6)
         (node,) = [node for node in ckn.graph.nodes if isinstance(node, Normalize)]
         assert node.over == "position"
         (row,) = [row for row in ckn.report.rows if row.layer == node.name]  # type: ignore[union-attr]
         assert (row.correspondence == "inexact") is inexact
+        assert row.reasons[0] == "division by the norm"
+        assert not [row for row in ckn.report.rows if row.correspondence == "dropped"]  # type: ignore[union-attr]
         assert torch.isfinite(ckn(torch.rand(2, 2, 6, 6))).all()
 
 
@@ -213,8 +231,33 @@ def test_a_written_normalization_over_channels_is_division_by_the_norm(name: str
         (lambda x: x / x.norm(dim=2, keepdim=True), "it normalizes over positions"),
         (lambda x: F.normalize(x, dim=2), "does not divide by the Euclidean norm of the channels"),
         (lambda x: F.normalize(x, p=1.0), "does not divide by the Euclidean norm of the channels"),
+        (lambda x: x / x.norm(p=1, dim=1, keepdim=True), "'norm' .*not followed by a division by the Euclidean norm"),
+        (lambda x: x * x.var(1, keepdim=True), "'var' .*not followed by a division by the Euclidean norm"),
     ],
 )
 def test_a_normalization_over_something_else_is_refused(function: Any, message: str) -> None:
     with pytest.raises(TranslationError, match=message):
         translate(network(function), (2, 6, 6))
+
+
+def test_division_of_an_image_by_its_norm_as_a_whole() -> None:
+    net = network(lambda x: x / torch.linalg.vector_norm(x, dim=(1, 2, 3))[:, None, None, None])
+    (node,) = [node for node in translate(net, (2, 6, 6)).graph.nodes if isinstance(node, Normalize)]
+    assert node.over == "image"
+
+
+def test_a_factor_after_a_written_normalization_counts_where_branches_meet() -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = s.b(x)
+        return end(s.a(x) + y / y.norm(dim=1)[:, None] * 20)
+
+    net = Written(forward, a=conv(2, 8), b=conv(2, 8))
+    (node,) = [node for node in translate(net, (2, 6, 6)).graph.nodes if isinstance(node, DirectSum)]
+    assert node.weights == (1.0, 20.0)
+
+
+@pytest.mark.parametrize("larger", [torch.max, torch.maximum, Tensor.maximum])
+def test_the_larger_of_two_multiples_is_leaky_relu(larger: Any) -> None:
+    kernel = translate(network(lambda x: larger(x, 0.1 * x)), (2, 6, 6)).graph.nodes[0].kernel  # type: ignore[attr-defined]
+    expected = Dual(lambda u: F.leaky_relu(u, 0.1), name="own").coefficients
+    torch.testing.assert_close(dict(kernel.arguments)["coefficients"], expected, rtol=1e-9, atol=1e-9)

@@ -166,3 +166,81 @@ def test_a_network_of_500_operations_is_translated_in_3_seconds_of_cpu_time() ->
     assert report is not None
     assert len(report.rows) >= 500
     assert seconds < 3
+
+
+def hooked() -> nn.Sequential:
+    block = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
+    return nn.Sequential(block, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+
+
+def doubled(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output * 2
+
+
+def halved(module: nn.Module, inputs: Any) -> Tensor:
+    return inputs[0] / 2
+
+
+def doubled_in_place(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    output.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("register", "message"),
+    [
+        (
+            lambda net: net[0][0].register_forward_hook(doubled),
+            r"'doubled' \(.*py:\d+\), a forward hook of '0.0' \(Conv2d\)",
+        ),
+        (lambda net: net[0][0].register_forward_hook(doubled_in_place), "'doubled_in_place' .*a forward hook of '0.0'"),
+        (
+            lambda net: net[0][0].register_forward_pre_hook(halved),
+            "'halved' .*a forward pre-hook of '0.0'.*changes the input",
+        ),
+        (
+            lambda net: net.register_forward_hook(doubled),
+            "'doubled' .*a forward hook of the network itself.*remove the hook",
+        ),
+        (lambda net: net[0][0].register_forward_hook(lambda *_: 1 / 0), "does not run on images.*division by zero"),
+    ],
+)
+def test_a_hook_that_changes_what_is_not_traced_is_refused_by_name(register: Any, message: str) -> None:
+    net = hooked()
+    register(net)
+    with pytest.raises(TranslationError, match=message):
+        translate(net, (1, 8, 8))
+
+
+def test_hooks_that_only_look_on_are_left_out_and_those_of_blocks_are_traced() -> None:
+    net, seen = hooked(), []
+    for module in (net, net[0], net[0][0]):  # type: ignore[index]
+        module.register_forward_hook(lambda _m, _i, output: seen.append(float(output.mean())))
+    net[0].register_forward_hook(lambda _m, _i, output: torch.tanh(output))
+    ckn = translate(net, (1, 8, 8))
+    assert "ReLU-tanh" in str(ckn.graph.nodes[0].kernel)  # type: ignore[attr-defined]
+    assert len(seen) == 3  # with numbers, once each
+    assert [len(module._forward_hooks) for module in (net, net[0], net[0][0])] == [1, 2, 1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "named"),
+    [
+        (nn.utils.parametrizations.weight_norm, "WeightNorm"),
+        (nn.utils.parametrizations.spectral_norm, "SpectralNorm"),
+        (nn.utils.spectral_norm, "weight_orig"),
+    ],
+)
+def test_weights_with_a_parametrization_are_reported_as_free_filters(prepare: Any, named: str) -> None:
+    net = hooked()
+    prepare(net[0][0])  # type: ignore[index]
+    row = rows_of(translate(net, (1, 8, 8)))["0.0"]
+    assert row.correspondence == "inexact"
+    assert f"computed from other parameters become free filters ({named})" in row.why
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_cannot_be_copied_are_to_be_made_permanent() -> None:
+    net = hooked()
+    nn.utils.weight_norm(net[0][0])  # type: ignore[index]
+    with pytest.raises(TranslationError, match="cannot be copied.*make weight norm or pruning permanent"):
+        translate(net, (1, 8, 8))

@@ -19,6 +19,7 @@ def _gelu_tanh(u: Tensor) -> Tensor:
 
 #: name -> function; the names are those of torch.nn.functional where it has one
 ACTIVATIONS: dict[str, Function] = {
+    "abs": torch.abs,
     "celu": F.celu,
     "elu": F.elu,
     "erf": torch.erf,

@@ -70,6 +70,11 @@ class DoesNotRunError(Exception):
     def __init__(self, what: str, error: BaseException) -> None:
         super().__init__(f"{what} raises: {first_line(error)}")
 
+    @classmethod
+    def beyond(cls, error: BaseException) -> DoesNotRunError:
+        """The error at its place in the user's code."""
+        return cls(culprit(error).removeprefix(" beyond ") or "forward", error)
+
 
 class DependsOnPixelsError(Exception):
     """The network does other operations for other pixels."""

@@ -8,6 +8,7 @@ channels. Read next: ``walk.py``.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,10 +57,14 @@ FUNCTIONS = {
     for ending in ("", "_")
     if hasattr(home, name + ending)
 } | {name + ending for name in _NAMES for ending in ("", "_")}
-_LOCAL = _ARITHMETIC | _POWERS | FUNCTIONS
-#: what gives one number for all channels
+#: the larger or smaller of two; of one tensor, it is another operation
+_LARGER = {torch.max, "max", torch.min, "min", torch.maximum, "maximum", torch.minimum, "minimum"}
+_LOCAL = _ARITHMETIC | _POWERS | FUNCTIONS | _LARGER
+#: what may give one number for all channels, or two numbers
 _REDUCTIONS = {torch.mean, "mean", torch.sum, "sum", torch.var, "var", torch.std, "std", torch.norm, "norm"}
-_REDUCTIONS |= {torch.linalg.norm, torch.linalg.vector_norm}
+_REDUCTIONS |= {torch.linalg.norm, torch.linalg.vector_norm, *(PAIRS := (torch.var_mean, torch.std_mean))}
+#: how that is put at all channels again
+_RESTORING = {operator.getitem, torch.unsqueeze, "unsqueeze", "view", "reshape", torch.reshape, "expand", "expand_as"}
 
 
 class Composition:
@@ -88,9 +93,9 @@ class Composition:
 
 
 class ChannelNorm(Composition):
-    """Division of the numbers along an axis by their norm, after subtraction of their mean if it is ``centered``."""
+    """Division of the numbers along some axes by their norm, after subtraction of their mean if it is ``centered``."""
 
-    axis: int
+    axes: tuple[int, ...]
     centered: bool
 
 
@@ -145,24 +150,23 @@ def _found(graph: _Dominators, last: Operation) -> tuple[Operation, Composition,
 def _recognized(
     source: Operation, last: Operation, between: list[Operation], graph: _Dominators
 ) -> tuple[Operation, Composition, set[Operation]] | None:
-    axes = {_reduced(o, graph.read(o)[0]) for o in between if o.key in _REDUCTIONS}
-    if not axes:
+    if not any(o.key in _REDUCTIONS for o in between):
         while len(between) > 1 and _is_factor(graph, source, between):  # a constant factor is part of the scale
             source, between = between[0], between[1:]
-        if len(between) == 1 or _is_affine(last):
+        if len(between) == 1 or _is_affine(last) or any(o.key in _RESTORING for o in between):
             return None
         function = Composition(source, between)
         return (source, function, set(between)) if _is_activation(function) else None
-    if len(axes) > 1 or last.shape != source.shape:
+    if last.key in _RESTORING or _is_affine(last) or last.shape != source.shape:
         return None
     norm = ChannelNorm(source, between)
-    (norm.axis,) = axes
-    sizes = [size if i == norm.axis else min(size, 3) for i, size in enumerate(source.value.shape)]
-    x = torch.randn(sizes, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    values = norm(x)
-    for norm.centered in (False, True):
-        expected = F.normalize(x - x.mean(norm.axis, keepdim=True) if norm.centered else x, dim=norm.axis)
-        if torch.allclose(values / values.norm(dim=norm.axis).mean(), expected, rtol=_EPSILON, atol=_EPSILON):
+    x = torch.randn(source.value.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values, every = norm(x), range(1, x.ndim)
+    for norm.axes, norm.centered in itertools.product((*((axis,) for axis in every), tuple(every)), (False, True)):
+        centered = x - x.mean(norm.axes, keepdim=True) if norm.centered else x
+        expected = centered / torch.linalg.vector_norm(centered, dim=norm.axes, keepdim=True)
+        size = torch.linalg.vector_norm(values, dim=norm.axes).mean()
+        if torch.allclose(values / size, expected, rtol=_EPSILON, atol=_EPSILON):
             return source, norm, set(between)
     return None
 
@@ -182,12 +186,6 @@ def _is_activation(function: Composition) -> bool:
     if not bool(more.isfinite().all()) or more.abs().max() > 2 * size:  # near a pole, values grow with the number of points
         return False
     return bool(values.diff(n=2).abs().max() > 1e-9 * size)
-
-
-def _reduced(operation: Operation, before: Operation) -> int:
-    """The axis of a reduction that keeps its axis."""
-    (axis,) = (i for i in range(before.value.ndim) if before.value.shape[i] != operation.value.shape[i])
-    return axis
 
 
 class _Dominators:
@@ -239,17 +237,17 @@ class _Dominators:
         return sorted(between, key=self._order.__getitem__)
 
     def _is_local(self, operation: Operation) -> bool:
-        if operation.is_lost or not operation.is_tensor or not (read := self.read(operation)):
-            return False
-        if any(not o.is_tensor for o in read):
+        read = self.read(operation)
+        if operation.is_lost or not read or not all(o.is_tensor or o.key in PAIRS for o in (operation, *read)):
             return False
         constants = [o for o in operations_in((operation.args, operation.kwargs)) if o not in self._depth]
         if any(not o.is_tensor or o.value.numel() > 1 or parameters_in(o) for o in constants):
             return False
         if operation.key in _REDUCTIONS:
-            sizes = [(a, b) for a, b in zip(read[0].value.shape, operation.value.shape, strict=False) if a != b]
-            return read[0].value.ndim == operation.value.ndim and len(sizes) == 1 and sizes[0][1] == 1 and len(read) == 1
-        return operation.key in _LOCAL or isinstance(operation.module, _MODULES)
+            return len(read) == 1
+        if operation.key in _LARGER:
+            return len(read) + len(constants) == 2
+        return operation.key in _LOCAL | _RESTORING or isinstance(operation.module, _MODULES)
 
 
 def _is_factor(graph: _Dominators, source: Operation, between: list[Operation]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,11 @@ from torch import Tensor, nn
 
 from .operation import Operation, mapped
 
-Make = Callable[[Any, tuple[Any, ...], Tensor], Operation]
-"""a new operation, from what it is known by, its arguments and its result"""
+
+class Make(Protocol):
+    """A new operation, from what it is known by, its arguments, its result, and its role; the last one has none."""
+
+    def __call__(self, key: Any, args: tuple[Any, ...], value: Tensor, role: str = "") -> Operation: ...
 
 
 def expanded(operations: Sequence[Operation], output: Any, unique: Callable[[str], str]) -> tuple[list[Operation], Any]:
@@ -25,9 +28,11 @@ def expanded(operations: Sequence[Operation], output: Any, unique: Callable[[str
         args, kwargs = (mapped(a, lambda o: now[o]) for a in (operation.args, operation.kwargs))
         last = current = dataclasses.replace(operation, args=args, kwargs=kwargs)
 
-        def make(key: Any, args: tuple[Any, ...], value: Tensor, base: Operation = current) -> Operation:
-            own = {"name": unique(base.name), "key": key, "args": args, "kwargs": {}, "value": value, "module": None}
-            result.append(Operation(**vars(base) | own | {"changed": (), "users": []}))
+        def make(key: Any, args: tuple[Any, ...], value: Tensor, role: str = "", base: Operation = current) -> Operation:
+            own = {"key": key, "args": args, "kwargs": {}, "value": value, "module": None, "changed": (), "users": []}
+            if role:
+                own |= {"name": unique(f"{base.name}_{role}"), "source": f"{base.source}_{role}"}
+            result.append(Operation(**vars(base) | own))
             return result[-1]
 
         key = type(current.module) if current.module is not None else current.key
@@ -51,34 +56,54 @@ def _gated_linear_unit(operation: Operation, make: Make) -> Operation | None:
     values = source.value.chunk(2, axis)
     half = values[0].shape[axis]
     value, gate = (
-        make(operator.getitem, (source, (*(slice(None),) * axis, slice(start, start + half))), part)
-        for start, part in zip((0, half), values, strict=True)
+        make(operator.getitem, (source, (*(slice(None),) * axis, slice(start, start + half))), part, role)
+        for start, part, role in zip((0, half), values, ("value", "gate"), strict=True)
     )
-    return make(operator.mul, (value, make(torch.sigmoid, (gate,), values[1])), operation.value)
+    return make(operator.mul, (value, make(torch.sigmoid, (gate,), values[1], "sigmoid")), operation.value)
 
 
-def _sum_of_stack(operation: Operation, make: Make) -> Operation | None:
-    """``torch.stack([a, b], 1).sum(1)`` is ``a + b``, and a mean is that times a constant."""
-    stack = operation.args[0] if operation.args else operation.kwargs.get("input")
+def _sum_of_branches(operation: Operation, make: Make) -> Operation | None:
+    """``torch.stack([a, b], 1).sum(1)`` is ``a + b``, and a mean is that times a constant.
+
+    So is the sum over the branches of an array (N, branches, C, H, W), or of a product of such arrays.
+    """
+    source = operation.args[0] if operation.args else operation.kwargs.get("input")
     axes = _option(operation, "dim", 1, operation.kwargs.get("axis"))
     axis = axes[0] if isinstance(axes, (tuple, list)) and len(axes) == 1 else axes
-    if not isinstance(stack, Operation) or stack.key is not torch.stack or not isinstance(axis, int):
+    if not isinstance(source, Operation) or not isinstance(axis, int) or operation.value.ndim == source.value.ndim:
         return None
-    parts = _option(stack, "tensors", 0, ())
-    if not isinstance(parts, (tuple, list)) or operation.value.ndim == stack.value.ndim:
+    axis %= source.value.ndim
+    if not _is_stack(source, axis) and (source.value.ndim != 5 or not axis):
         return None
-    if axis % stack.value.ndim != _option(stack, "dim", 1, 0) % stack.value.ndim:
-        return None
-    total, *others = parts
-    for other in others:
-        total = make(operator.add, (total, other), operation.value)
+    count = source.value.shape[axis]
+    branches = [_branch(source, axis, i, make) for i in range(count)]
     is_mean = operation.key in ("mean", torch.mean)
-    return make(operator.mul, (total, 1 / len(parts)), operation.value) if is_mean else total
+    total, *others = branches
+    for i, other in enumerate(others, 1):
+        total = make(operator.add, (total, other), operation.value, "" if i == len(others) and not is_mean else f"sum{i}")
+    return make(operator.mul, (total, 1 / count), operation.value) if is_mean else total
+
+
+def _branch(source: Operation, axis: int, i: int, make: Make) -> Operation:
+    """One of the branches along an axis of an array."""
+    if _is_stack(source, axis):
+        return _option(source, "tensors", 0, ())[i]
+    value = source.value.select(axis, i)
+    factors = source.args[:2] if source.key in (operator.mul, torch.mul, "mul") else ()
+    if len(factors) == 2 and all(isinstance(f, Operation) and f.value.ndim == source.value.ndim for f in factors):
+        own = tuple(_branch(f, axis, min(i, f.value.shape[axis] - 1), make) for f in factors)
+        return make(operator.mul, own, value, f"product{i}")
+    return make(operator.getitem, (source, (*(slice(None),) * axis, i)), value, f"branch{i}")
+
+
+def _is_stack(operation: Operation, axis: int) -> bool:
+    is_stack = operation.key is torch.stack and isinstance(_option(operation, "tensors", 0, ()), (tuple, list))
+    return is_stack and _option(operation, "dim", 1, 0) % operation.value.ndim == axis
 
 
 _EXPANSIONS: dict[Any, Callable[[Operation, Make], Operation | None]] = {
     **dict.fromkeys((nn.GLU, F.glu), _gated_linear_unit),
-    **dict.fromkeys(("sum", torch.sum, "mean", torch.mean), _sum_of_stack),
+    **dict.fromkeys(("sum", torch.sum, "mean", torch.mean), _sum_of_branches),
 }
 #: what torch.export is to call by these names
 EXPANDED = (F.glu, torch.stack)

@@ -18,9 +18,10 @@ from torch import nn
 
 from ..errors import TranslationError
 from . import symbolic
-from .calls import DependsOnPixelsError, DoesNotRunError, Key, Recording, culprit, first_line, zero_images
-from .compositions import FUNCTIONS, composed, needed_by
+from .calls import DependsOnPixelsError, DoesNotRunError, Key, Recording, culprit, first_line, is_leaf, zero_images
+from .compositions import FUNCTIONS, PAIRS, composed, needed_by
 from .expansions import EXPANDED, expanded
+from .hooks import settle_hooks
 from .memory import Memory
 from .operation import Operation, operations_in
 
@@ -57,6 +58,12 @@ def _recorded(
 ) -> Recording:
     images = zero_images(net, shape)
     try:
+        settle_hooks(net, images, lambda module: is_leaf(module, has_rule))
+    except TranslationError:
+        raise
+    except Exception as error:
+        raise _does_not_run(net, shape, DoesNotRunError.beyond(error)) from None
+    try:
         return symbolic.record(net, images, has_rule)
     except DoesNotRunError as error:
         raise _does_not_run(net, shape, error) from None
@@ -67,14 +74,12 @@ def _recorded(
     try:
         net(images)
     except Exception as error:
-        raise _does_not_run(
-            net, shape, DoesNotRunError(culprit(error).removeprefix(" beyond ") or "forward", error)
-        ) from None
+        raise _does_not_run(net, shape, DoesNotRunError.beyond(error)) from None
     from . import exported  # imports torch's compiler, which takes seconds
 
     for strict in (False, True):
         try:
-            return exported.record(net, images, has_rule, {*rules, *FUNCTIONS, *EXPANDED}, strict=strict)
+            return exported.record(net, images, has_rule, {*rules, *FUNCTIONS, *PAIRS, *EXPANDED}, strict=strict)
         except Exception:  # torch.export has no common class for what it refuses
             continue
     raise _cannot_be_traced(net, symbolic_error)
@@ -124,7 +129,8 @@ def _copy(net: nn.Module) -> nn.Module:
     except Exception as error:
         raise TranslationError(
             f"{type(net).__name__} cannot be copied, which translate does to leave it untouched: {first_line(error)}. "
-            "Detach tensors that it holds, and pass the inner module of a compiled, parallel or scripted one."
+            "Detach tensors that it holds, make weight norm or pruning permanent (torch.nn.utils.remove_weight_norm, "
+            "prune.remove), and pass the inner module of a compiled, parallel or scripted one."
         ) from None
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(needed) > 1:

@@ -34,10 +34,37 @@ def moved(step: Step) -> Value | tuple[Any, ...]:
     """What an operation that only moves and selects numbers gives: one view, or several."""
     first = next(v for v in step.raw_inputs if isinstance(v, Value))
     view = _view_of(step, first)
-    labels = _apply(step, view.labels)
+    labels = _apply(step, [view.labels])
     if isinstance(labels, (tuple, list)):
         return tuple(_viewed(step, view, own) for own in labels)
     return first if torch.equal(labels, view.labels) else _viewed(step, view, labels)
+
+
+def joined(step: Step) -> Value:
+    """Several values in one array, as ``torch.stack`` and ``torch.cat`` make it: a view of all of their sources."""
+    views = [_view_of(step, value) for value in step.raw_inputs]
+    if len({view.size for view in views}) > 1:  # of a crop, the whole image
+        views = [_view_of(step, value) for value in step.inputs]
+    counts = [_numbers(view) for view in views]
+    labels, start = [], 0
+    for view, count in zip(views, counts, strict=True):
+        labels.append(torch.stack([view.labels[0] + start, view.labels[1] - count + start + sum(counts)]))
+        start += count
+    sources = tuple(source for view in views for source in view.sources)
+    return _viewed(step, View(sources, views[0].size, labels[0], step), _apply(step, labels))
+
+
+def with_sources(step: Step, view: View, sources: tuple[Value, ...]) -> Value:
+    """The same numbers of other values, after an operation on each number by itself."""
+    return _viewed(step, View(sources, view.size, view.labels, step), view.labels)
+
+
+def is_over_branches(view: View, axis: int) -> bool:
+    """Whether the numbers along an axis are channels of one position, and those along another axis are other channels."""
+    own = view.labels[0].to(torch.int64)
+    positions, channels = own % (view.size[0] * view.size[1]), own // (view.size[0] * view.size[1])
+    first = positions.movedim(axis - 1, 0)
+    return bool((first == first[:1]).all()) and len(channels.unique()) > own.shape[axis - 1] > 1
 
 
 def rearranged(step: Step, value: Value, move: Callable[[Tensor], Tensor]) -> Value:
@@ -69,17 +96,13 @@ def _view_of(step: Step, value: Value) -> View:
     return View((value,), (height, width), labels, step)
 
 
-def _apply(step: Step, labels: Tensor) -> Any:
-    """The operation on labels in place of its first input."""
-    operation, is_replaced = step.operation, False
+def _apply(step: Step, labels: list[Tensor]) -> Any:
+    """The operation on labels in place of its first inputs."""
+    operation, waiting = step.operation, list(labels)
 
     def replaced(argument: Any) -> Any:
-        nonlocal is_replaced
         if isinstance(argument, Operation):
-            if step.is_computed(argument) and not is_replaced:
-                is_replaced = True
-                return labels
-            return argument.value
+            return waiting.pop(0) if step.is_computed(argument) and waiting else argument.value
         if isinstance(argument, slice):
             return slice(*(replaced(end) for end in (argument.start, argument.stop, argument.step)))
         return type(argument)(replaced(item) for item in argument) if isinstance(argument, (tuple, list)) else argument
@@ -95,11 +118,16 @@ def _apply(step: Step, labels: Tensor) -> Any:
 
 def looked_at(view: View) -> Value:
     """The view as a value: its channels, positions and layout are recognized, or it is refused."""
-    numbers = sum(source.width for source in view.sources) * view.size[0] * view.size[1]
+    numbers = _numbers(view)
     own = view.labels[:1].to(torch.int64)
     if len(view.labels) != 2 or not torch.equal(view.labels[1:].to(torch.int64) - own, torch.full_like(own, numbers)):
         raise _mixing(view, "images")
     return _vector(view, own[0]) if own.ndim == 2 else _image(view, own[0])
+
+
+def _numbers(view: View) -> int:
+    """How many numbers its sources have for one image."""
+    return sum(source.width for source in view.sources) * view.size[0] * view.size[1]
 
 
 def _image(view: View, labels: Tensor) -> Value:
@@ -119,7 +147,10 @@ def _image(view: View, labels: Tensor) -> Value:
             return _as_image(view, value)
     if labels.ndim == 3:
         return _blocks(view, labels)
-    raise _mixing(view, "channels and positions")
+    raise view.step.refuse(
+        f"its result has other axes than channels, rows and columns, {tuple(labels.shape)}, when it is computed with",
+        "Select one branch along the other axis first, or sum over that axis.",
+    )
 
 
 def _vector(view: View, labels: Tensor) -> Value:

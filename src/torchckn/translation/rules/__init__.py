@@ -17,7 +17,7 @@ Example:
     ...     return step.emit(torchckn.graph.GaussianPool(step.name, stride=2), "inexact", "a Gaussian blurs as well")
 """
 
-from . import activations, layers, norms, pooling, positions, products, shapes, sums  # noqa: F401 - registers the rules
+from . import activations, layers, maxima, norms, pooling, positions, products, shapes, softmax, sums  # noqa: F401 - registers the rules
 from .refusals import reason_against
 from .registry import RULES, Rule, rule
 

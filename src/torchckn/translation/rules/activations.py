@@ -127,10 +127,3 @@ def _function(step: Step) -> Function:
 def _label(step: Step) -> str:
     module = step.module
     return f"{type(module).__name__}({module.extra_repr()})" if module is not None else step.operation.kind
-
-
-@rule(nn.Softmax, F.softmax, torch.softmax, "softmax", nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax")
-def softmax(step: Step) -> Value:
-    if not is_last(step):
-        raise step.refuse("softmax within the network is attention", "Only a softmax at the very end has a counterpart.")
-    return step.drop("part of the multinomial loss, not of the network", faithful=True)

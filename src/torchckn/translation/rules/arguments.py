@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.utils import parametrize
 
 from ..builder import Step
 from ..operation import Operation, parameters_in
@@ -19,11 +21,21 @@ def weight_of(step: Step, inexact: list[str]) -> torch.Tensor:
     weight = step.option("weight", 1)
     if step.is_computed(weight) or step.is_computed(step.option("bias", 2)):
         raise step.refuse("its weights depend on the image", "Use weights that are parameters.")
-    if not isinstance(weight, Operation):
-        return weight
-    if weight.key is not None:
-        inexact.append("weights that are computed from other parameters become free filters")
-    return weight.value
+    reason = "weights that are computed from other parameters become free filters"
+    if isinstance(weight, Operation):
+        inexact += [reason] if weight.key is not None else []
+        return weight.value
+    if step.module is not None and "weight" not in step.module._parameters and not is_fixed(step):
+        inexact.append(f"{reason} ({_parametrization(step.module)})")
+    return weight
+
+
+def _parametrization(module: nn.Module) -> str:
+    """What computes a module's weight: ``SpectralNorm``, or the names of the parameters, ``weight_g, weight_v``."""
+    if parametrize.is_parametrized(module, "weight"):
+        functions = module.parametrizations["weight"]  # type: ignore[index]
+        return ", ".join(type(function).__name__.lstrip("_") for function in functions)
+    return ", ".join(name for name in module._parameters if name != "bias")
 
 
 def is_last(step: Step) -> bool:
@@ -35,3 +47,12 @@ def is_fixed(step: Step) -> bool:
     if step.module is not None:
         return not any(True for _ in step.module.parameters())
     return not parameters_in(step.option("weight", 1))
+
+
+def axes_of(step: Step, position: int = 1) -> set[str]:
+    """The axes that an operation reduces: channels c, rows h, columns w, positions p; ``position`` of the argument ``dim``."""
+    dims = step.option("axis", position) if "axis" in step.operation.kwargs else step.option("dim", position)
+    every = range(1 + len(step.input_shape))
+    dims = {d % len(every) for d in ([dims] if isinstance(dims, int) else dims or every)}
+    names = "n" + (step.input.layout if len(step.input_shape) == len(step.input.layout) else "?" * len(step.input_shape))
+    return {names[d] for d in dims}

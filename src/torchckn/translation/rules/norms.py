@@ -14,6 +14,7 @@ from ...correspondence import Part
 from ...graph import Normalize
 from ..builder import Step, Value
 from ..compositions import ChannelNorm
+from .arguments import axes_of
 from .registry import rule
 
 
@@ -49,9 +50,11 @@ def root_mean_square_normalization(step: Step) -> Value:
 @rule(ChannelNorm)
 def written_normalization(step: Step) -> Value:
     norm: Any = step.operation.key
-    if norm.axis != _channel_axis(step):
+    if norm.axes == (_channel_axis(step),):
+        return _divided(step, "position", centered=norm.centered)
+    if len(norm.axes) == 1:
         raise step.refuse("it normalizes over positions", "Normalize over the channels.")
-    return _divided(step, "position", centered=norm.centered)
+    return _divided(step, "image", centered=norm.centered)
 
 
 @rule(F.normalize)
@@ -89,7 +92,15 @@ def _divided(step: Step, over: NormOver, *, centered: bool) -> Value:
     return dataclasses.replace(result, factor=1.0, flat=value.flat)
 
 
-@rule(torch.norm, "norm", torch.linalg.norm, torch.linalg.vector_norm, torch.var, "var", torch.std, "std")
+_MOMENTS = (torch.var, "var", torch.std, "std")
+
+
+@rule(torch.norm, "norm", torch.linalg.norm, torch.linalg.vector_norm, *_MOMENTS)
 def statistic(step: Step) -> Value:
+    if not axes_of(step, 1 if step.operation.key in _MOMENTS else 2) <= {"h", "w", "p"}:
+        raise step.refuse(
+            "it is not followed by a division by the Euclidean norm or the standard deviation of the channels",
+            "Use F.normalize(x, dim=1), or LayerNorm over the channels.",
+        )
     value = step.drop("division by a channel's own norm has no counterpart", faithful=False)
     return dataclasses.replace(value, statistic=True)

@@ -15,7 +15,8 @@ from ...kernels import Linear
 from ...nn.pooling import GaussianPool2d
 from ..builder import Step, Value
 from ..views import rearranged
-from .arguments import pair
+from .arguments import axes_of, pair
+from .maxima import larger_of_two
 from .registry import rule
 
 
@@ -48,7 +49,7 @@ def adaptive_average_pooling(step: Step) -> Value:
 
 @rule("mean", torch.mean)
 def mean(step: Step) -> Value:
-    axes = _axes(step)
+    axes = axes_of(step)
     if axes == {"c"}:
         return _over_channels(step)
     if axes not in ({"h", "w"}, {"p"}, {"h"}, {"w"}):
@@ -65,7 +66,7 @@ def mean(step: Step) -> Value:
 
 @rule("sum", torch.sum)
 def total(step: Step) -> Value:
-    if _axes(step) not in ({"h", "w"}, {"p"}):
+    if axes_of(step) not in ({"h", "w"}, {"p"}):
         raise step.refuse("the sum is not over height and width", "Use x.sum((2, 3)), or add feature maps with +.")
     value = step.emit(AdaptiveAveragePool(step.name), why="averaging of feature maps, times the number of positions")
     positions = step.input.shape[1] * step.input.shape[2]
@@ -74,7 +75,7 @@ def total(step: Step) -> Value:
 
 @rule("amax", torch.amax)
 def maximum(step: Step) -> Value:
-    axes = _axes(step)
+    axes = axes_of(step)
     if axes == {"c"}:
         return _over_channels(step)
     if axes not in ({"h", "w"}, {"p"}):
@@ -87,25 +88,9 @@ def maximum(step: Step) -> Value:
 def maximum_with_indices(step: Step) -> Any:
     if len(step.inputs) > 1:
         return larger_of_two(step)
-    if _axes(step) != {"c"}:
+    if axes_of(step) != {"c"}:
         raise step.refuse("the maximum is not over channels", "Use nn.AdaptiveMaxPool2d(1) for one over positions.")
     return (_over_channels(step),)
-
-
-@rule(torch.maximum, "maximum", torch.minimum, "minimum")
-def larger_of_two(step: Step) -> Any:
-    raise step.refuse(
-        "the larger or smaller of two feature maps depends on coordinates, which a kernel does not have",
-        "Add the feature maps, or concatenate them with torch.cat(..., dim=1).",
-    )
-
-
-def _axes(step: Step) -> set[str]:
-    """The axes that an operation sums over: channels c, rows h, columns w, positions p."""
-    dims = step.option("axis", 1) if "axis" in step.operation.kwargs else step.option("dim", 1)
-    dims = {d % (len(step.input_shape) + 1) for d in ([dims] if isinstance(dims, int) else dims or [])}
-    names = "n" + (step.input.layout if len(step.input_shape) == len(step.input.layout) else "?" * len(step.input_shape))
-    return {names[d] for d in dims}
 
 
 def _over_channels(step: Step) -> Value:

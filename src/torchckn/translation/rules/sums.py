@@ -12,6 +12,7 @@ import torch
 from ...graph import DirectSum
 from ...nn.layers import KernelSum
 from ..builder import Step, Value
+from ..views import MOVES, joined
 from .registry import rule
 
 
@@ -21,8 +22,6 @@ def addition(step: Step) -> Value:
         if any(isinstance(a, (int, float)) and a == 0 for a in step.operation.args[:2]):
             return step.keep(step.input, "changes nothing")
         return step.drop("kernel layers have no biases", faithful=False)
-    if len({operand.shape for operand in step.operation.args[:2]}) > 1:
-        raise step.refuse("it adds feature maps of different sizes", "Make both branches the same size first.")
     return _sum(step, float(step.option("alpha", 9, 1)))
 
 
@@ -41,40 +40,57 @@ def sum_with_product(step: Step) -> Value:
 
 def _sum(step: Step, alpha: float, inexact: Sequence[str] = ()) -> Value:
     """The first input plus ``alpha`` times the second."""
+    require_same_axes(step)
     first, second = step.inputs
     inexact = list(inexact)
     if first.node == second.node:
         sign = -1 if step.operation.key in (operator.sub, operator.isub, torch.sub, "sub", "sub_") else 1
         factor = first.factor + sign * alpha * second.factor
-        if factor == 0:
+        if factor == 0 and step.same_operands():
             raise step.refuse("it subtracts a feature map from itself", "Leave this branch out.")
+        if factor == 0:  # multiples whose trainable factors were dropped
+            return step.drop("a difference of multiples of one feature map becomes that feature map", faithful=False)
         return step.keep(dataclasses.replace(first, factor=factor), "a multiple of one feature map")
-    if first.layout != second.layout:
-        raise step.refuse("it adds feature maps with axes in different orders", "Move the axes of one of them first.")
     if sum(not v.gaussian for v in step.inputs) > 1:
         inexact.append("products of nonlinear branches with each other are left out")
-    if len({v.node for v in step.inputs}) < len(step.inputs) or step.builder.shares_weights:
-        inexact.append("the branches are not independent")
+    inexact += dependence(step)
     return _direct_sum(step, "the kernels of independent branches add up: a direct sum of features", inexact, (1.0, alpha))
+
+
+def require_same_axes(step: Step) -> None:
+    """Refuse feature maps that do not have the same sizes, or not in the same order."""
+    if len({operand.shape for operand in step.operation.args if step.is_computed(operand)}) > 1:
+        raise step.refuse("its feature maps have different sizes", "Make both branches the same size first.")
+    if len({value.layout for value in step.inputs}) > 1:
+        raise step.refuse("its feature maps have their axes in different orders", "Move the axes of one of them first.")
+
+
+def dependence(step: Step) -> list[str]:
+    """The reason, if there is one, why branches are not independent."""
+    is_same = len({v.node for v in step.inputs}) < len(step.inputs)
+    return ["the branches are not independent"] if is_same or step.builder.shares_weights else []
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def concatenation(step: Step) -> Value | tuple[Any, ...]:
-    axis = step.option("dim", 1, 0)
+    if len(step.raw_inputs) < len(step.option("tensors", 0, ())):
+        raise step.refuse("it concatenates constants with feature maps", "Leave constant channels out.")
+    if len(step.output_shape) > 3:
+        return stack(step)
+    axis = step.option("dim", 1, 0) % (len(step.output_shape) + 1)
     layout = step.input.layout
     channels = len(step.output_shape) if layout in ("hwc", "pc") else 1
-    if axis % (len(step.output_shape) + 1) != channels or len({v.layout for v in step.inputs}) > 1:
-        raise step.refuse("concatenation is not along the channels", "Only torch.cat(..., dim=1) has a counterpart.")
-    if len(step.inputs) < len(step.option("tensors", 0, ())):
-        raise step.refuse("it concatenates constants with feature maps", "Leave constant channels out.")
-    return _side_by_side(step)
+    if axis == channels and len({v.layout for v in step.inputs}) == 1:
+        return _side_by_side(step)
+    if len(step.output_shape) == 2 and all(value.shape[1:] in ((), (1, 1)) for value in step.inputs):  # vectors
+        return stack(step)
+    raise step.refuse("concatenation is not along the channels", "Only torch.cat(..., dim=1) has a counterpart.")
 
 
 @rule(torch.stack)
 def stack(step: Step) -> Value:
-    raise step.refuse(
-        "it stacks branches along a new axis", "Add the branches, or concatenate them with torch.cat(..., dim=1)."
-    )
+    step.note("kept", MOVES)
+    return joined(step)
 
 
 @rule(KernelSum)
