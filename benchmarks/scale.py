@@ -1,8 +1,9 @@
 """What travels between processes in a training step, measured and by formula, and a model of a step's time on many GPUs.
 
-    python -m benchmarks.scale                                   # the formula, and the model as a table
-    python -m benchmarks.scale --draw docs/images/scale.svg      # the model as a figure
-    torchrun --nproc-per-node 2 -m benchmarks.scale --measure    # bytes that were sent, against the formula
+    python -m benchmarks.scale                                      # the formula, and the model as a table
+    python -m benchmarks.scale --draw docs/images/scale.svg         # the model as a figure
+    torchrun --nproc-per-node 2 -m benchmarks.scale --measure       # bytes that were sent, against the formula
+    torchrun --nproc-per-node 3 -m benchmarks.scale --difference    # weights, against those of one process
 
 Read docs/scale.md for the assumptions of the model.
 """
@@ -10,6 +11,8 @@ Read docs/scale.md for the assumptions of the model.
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +22,14 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchckn
 from torchckn import data, zoo
-from torchckn.distributed import share
-from torchckn.fit.methods import ULR, MethodOptions
+from torchckn.distributed import alone, share
+from torchckn.fit.methods import METHODS, ULR, MethodOptions
 from torchckn.kernels import RBFSphere
 
 #: conjugate gradients of a solve, about
@@ -180,11 +184,53 @@ def measure() -> None:
     dist.destroy_process_group()
 
 
+def weights(start: torchckn.CKN, method: str, chunk: int) -> dict[str, Tensor]:
+    """Filters and classifier after four steps on batches of 256 images, each process on its share."""
+    net = copy.deepcopy(start)
+    images, labels = data.load("mnist-mini").train
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    steps = METHODS[method](net, MethodOptions(momentum=0.5, chunk=chunk))
+    for batch in order.split(256)[:4]:
+        mine = batch[share(256, chunk)]
+        steps.step(images[mine], labels[mine], 2**-6)
+    return net.state_dict()
+
+
+def difference() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    train_data = data.load("mnist-mini").train
+    for filters in (8, 16, 32):
+        start = kernel_network("lenet5", filters)
+        torchckn.fit_filters(start, train_data.images, patches=2000, generator=torch.Generator().manual_seed(0))
+        torchckn.fit_head(start, train_data, lam=2**-16)
+        for method, chunk in itertools.product(("ulr", "sgo"), (128, 32)):
+            with alone():
+                one = weights(start, method, chunk)
+            several = weights(start, method, chunk)
+            found = {"filters": 0.0, "classifier": 0.0}
+            for name, tensor in one.items():
+                if name.endswith(("weight", "bias")):
+                    part = "classifier" if name.startswith("head.") else "filters"
+                    distance = float((several[name] - tensor).abs().max() / tensor.abs().max())
+                    found[part] = max(found[part], distance)
+            if dist.get_rank() == 0:
+                print(
+                    f"LeNet-5, {filters} filters, {method}, batch size 256, chunk {chunk}, {dist.get_world_size()} processes: "
+                    + ", ".join(f"{part} {distance:.0e}" for part, distance in found.items())
+                )
+    dist.destroy_process_group()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draw", type=Path, metavar="FILE")
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--difference", action="store_true")
     arguments = parser.parse_args()
+    if arguments.difference:
+        difference()
+        return
     if arguments.measure:
         measure()
         return

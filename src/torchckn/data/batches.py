@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -51,23 +51,28 @@ def placed_batches(
     pair = None if isinstance(data, Dataset) else checked_batch(data, labels)
     if pair is None and not isinstance(data, Sized):
         raise DataError(f"expected a dataset with a length, got {type(data).__name__} without __len__")
-    index = _indices(len(data if pair is None else pair[0]), batch_size, generator)
-    here = [(i * batch_size, some) for i, some in enumerate(index) if wanted(i * batch_size)]
+    order = _order(len(data if pair is None else pair[0]), batch_size, generator)
+    places = [place for place in range(0, len(order), batch_size) if wanted(place)]
+    index = (order[place : place + batch_size] for place in places)
     if pair is None:
-        for (place, _), batch in zip(here, read_items(data, [some for _, some in here]), strict=True):
+        for place, batch in zip(places, read_items(data, index), strict=True):
             yield place, *checked_batch(batch, labels)
         return
-    for place, some in here:
+    for place, some in zip(places, index, strict=True):
         yield place, pair[0][some], None if pair[1] is None else pair[1][some]
 
 
-def read_items(data: Any, index: Sequence[Tensor]) -> Iterator[Any]:
-    """Batches of a data set's items, by their numbers; read by worker processes ahead of time, if it has ``workers``."""
+def read_items(data: Any, index: Iterable[Tensor]) -> Iterator[Any]:
+    """Batches of a data set's items, by their numbers; read by worker processes ahead of time, if it has ``workers``.
+
+    Numbers become Python objects one batch at a time. A list of all of them would be in the memory of every worker, too: a page
+    that processes share is copied as soon as one of them counts a reference to an object in it.
+    """
     workers = getattr(data, "workers", 0)
     if not workers:
         yield from (default_collate([data[int(i)] for i in some]) for some in index)
         return
-    yield from DataLoader(data, batch_sampler=[some.tolist() for some in index], num_workers=workers)
+    yield from DataLoader(data, batch_sampler=(some.tolist() for some in index), num_workers=workers)
 
 
 def size_of(data: Any) -> int | None:
@@ -79,11 +84,10 @@ def size_of(data: Any) -> int | None:
     return len(data) if isinstance(data, Sized) else None
 
 
-def _indices(n: int, batch_size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+def _order(n: int, batch_size: int, generator: torch.Generator | None) -> Tensor:
     if batch_size < 1:
         raise DataError(f"batch_size expected an integer >= 1, got {batch_size!r}")
-    order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-    return iter(order.split(batch_size)) if n else iter(())
+    return torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
 
 
 def checked_batch(batch: Any, need_labels: bool) -> tuple[Tensor, Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -27,9 +28,9 @@ def check_class(name: str, where: str) -> None:
         )
 
 
-def check_regular(file: Path) -> None:
+def check_regular(file: str | Path) -> None:
     """An error for a pipe, a socket or a device, which may have no end, or never begin."""
-    if not stat.S_ISREG(file.stat().st_mode):
+    if not stat.S_ISREG(os.stat(file).st_mode):
         raise ValueError("it is not a regular file")
 
 

@@ -177,7 +177,7 @@ _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
 _MOST_PIXELS = 2**26
 
 
-def read_image(file: Path | Piece, mode: str = "") -> Tensor:
+def read_image(file: ImageFile, mode: str = "") -> Tensor:
     """An image file as (C, H, W), uint8: grey or RGB as in the file, or as ``mode`` ("L" or "RGB") says."""
     from PIL import Image
 
@@ -201,7 +201,7 @@ def read_image(file: Path | Piece, mode: str = "") -> Tensor:
     return torch.from_numpy(np.array(array))  # a copy: what PIL gives may not be written to
 
 
-def is_grey(file: Path | Piece) -> bool:
+def is_grey(file: ImageFile) -> bool:
     """Whether :func:`read_image` gives one channel; by the header of the file, unless it has a palette."""
     from PIL import Image
 
@@ -212,7 +212,7 @@ def is_grey(file: Path | Piece) -> bool:
         raise _unreadable(file, error) from error
 
 
-def _unreadable(file: Path | Piece, error: Exception) -> DataError:
+def _unreadable(file: ImageFile, error: Exception) -> DataError:
     """What an exception of pillow becomes, which raises nearly anything when a file is damaged."""
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return DataError(f"{shown(file)} cannot be read as an image ({shown(reason)}); replace or remove it")
@@ -229,7 +229,10 @@ class Piece(NamedTuple):
         return self.name
 
 
-def _opened(file: Path | Piece) -> Path | io.BytesIO:
+ImageFile = str | Path | Piece
+
+
+def _opened(file: ImageFile) -> str | Path | io.BytesIO:
     if isinstance(file, Piece):
         return io.BytesIO(file.content)
     check_regular(file)
@@ -244,12 +247,12 @@ def _has_grey_pixels(image: Any) -> bool:
     return bool((colors == colors[..., :1]).all())
 
 
-def read_for(file: Path | Piece, shape: tuple[int, int, int], resize: bool = False) -> Tensor:
+def read_for(file: ImageFile, shape: tuple[int, int, int], resize: bool = False) -> Tensor:
     """An image file as a network takes it: (C, H, W), uint8, with as many channels; resized if asked for, else an error."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise DataError(f"image files are grey or RGB, but the network expects images of {channels} channels")
-    if isinstance(file, Path) and not file.exists():
+    if not isinstance(file, Piece) and not os.path.exists(file):
         raise DataError(f"{shown(file)} does not exist; expected an image file or a folder of images")
     pixels = read_image(file, "L" if channels == 1 else "RGB")
     if tuple(pixels.shape[1:]) == (height, width):

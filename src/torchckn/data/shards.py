@@ -33,9 +33,9 @@ class Location(NamedTuple):
     length: np.ndarray
     """bytes; 0: the whole file"""
 
-    def path(self, index: int) -> Path:
-        """The file of an image."""
-        return Path(os.fsdecode(self.files[self.file[index]]))
+    def path(self, index: int) -> str:
+        """The file of an image. (A ``Path`` would write its parts into a table of Python's, which workers share until then.)"""
+        return os.fsdecode(self.files[self.file[index]])
 
     def rows(self, index: np.ndarray) -> Location:
         """Some of the images, by their numbers."""

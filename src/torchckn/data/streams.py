@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from ..errors import ConfigError, DataError
 from .limits import check_class, shown
-from .own import VALIDATION, WIDEST, Piece, image_files_by_part, is_grey, read_for, read_image
+from .own import VALIDATION, WIDEST, ImageFile, Piece, image_files_by_part, is_grey, read_for, read_image
 from .sets import DataSet
 from .shards import Location, as_bytes, index_npz, index_tar
 
@@ -48,7 +48,7 @@ class LazyPart(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = _whole(self.where, index)
-        if isinstance(image, Piece) and self.where.path(index).suffix == ".npz":
+        if isinstance(image, Piece) and self.where.path(index).endswith(".npz"):
             return torch.frombuffer(bytearray(image.content), dtype=torch.uint8).view(self.image_shape), self.labels[index]
         return read_for(image, self.image_shape, self.resize), self.labels[index]
 
@@ -174,16 +174,16 @@ def _is_grey(where: Location, index: int) -> bool:
     return is_grey(_whole(where, index))
 
 
-def _whole(where: Location, index: int) -> Path | Piece:
+def _whole(where: Location, index: int) -> ImageFile:
     """An image: its file, or its bytes in a shard."""
     file, length = where.path(index), int(where.length[index])
     return _piece(file, int(where.start[index]), length) if length else file
 
 
-def _piece(file: Path, start: int, length: int) -> Piece:
+def _piece(file: str, start: int, length: int) -> Piece:
     """An image in a shard, or the numbers of one."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb") as opened:
             if start + length > os.fstat(opened.fileno()).st_size:  # asked first: the length may be of any size
                 raise DataError(f"{shown(file)} is shorter than it was when training began; put the whole file back")
             return Piece(f"{file} (image at byte {start})", os.pread(opened.fileno(), length, start))

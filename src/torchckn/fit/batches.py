@@ -88,10 +88,9 @@ class TrainingBatches:
             self.order, self.position = torch.randperm(self.count, generator=self.generator), 0
             self._ahead = None
         if self._ahead is None and int(getattr(self.data, "workers", 0)):
-            rest = self.order[self.position :].split(self.batch_size)
-            self._ahead = read_items(
-                self.data, [index[share(len(index), self.unit)] for index in rest if len(index) == self.batch_size]
-            )
+            rest, size, mine = self.order[self.position :], self.batch_size, share(self.batch_size, self.unit)
+            starts = range(0, len(rest) - size + 1, size)
+            self._ahead = read_items(self.data, (rest[start : start + size][mine] for start in starts))
         index = self.order[self.position : self.position + self.batch_size]
         self.position += self.batch_size
         if self._ahead is None:
