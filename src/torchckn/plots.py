@@ -38,7 +38,12 @@ def new_figure(width: float, height: float, dpi: int = 120) -> Figure:
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     path, content = Path(path), io.BytesIO()
     kind = path.suffix[1:] or "png"
-    figure.savefig(content, format=kind, pil_kwargs={"optimize": True} if kind == "png" else None)
+    figure.savefig(content, format=kind)
+    if kind == "png":  # 256 colors are enough for curves, and a third of the bytes
+        from PIL import Image  # which matplotlib needs, too
+
+        drawn, content = content, io.BytesIO()
+        Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(content, "png", optimize=True)
     write_atomically(path, content.getvalue())
     return path
 
