@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import errno
+import importlib.abc
 import os
 import re
+import shutil
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from torchckn import runs
+from torchckn import __main__, runs
+from torchckn.cli.training import _resumable
+from torchckn.errors import Interrupted
 
+from . import forks
 from .command_line import Result
 
 pytestmark = pytest.mark.usefixtures("_few_penalties")
@@ -205,3 +211,53 @@ def test_a_message_is_of_a_length_that_can_be_read(command: Callable[..., Result
     assert err.startswith("error: 999")
     assert "999 ... " in err
     assert len(err) < 2100
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "report {p}/ckn -o {p}/ckn/config.toml",
+        "report {p}/ckn -o {p}/link.html",
+        "translate lenet5 --filters 2 --save {p}/ckn/checkpoint/last.safetensors",
+        "translate lenet5 --filters 2 --svg {p}/ckn/model/model.safetensors",
+    ],
+)
+def test_no_output_takes_the_place_of_a_file_of_a_run(line: str, command: Callable[..., Result], place: Path) -> None:
+    (place / "link.html").unlink(missing_ok=True)
+    (place / "link.html").symlink_to(place / "ckn" / "result.json")
+    before = {file: file.read_bytes() for file in (place / "ckn").rglob("*") if file.is_file()}
+    status, _, err = command(*line.format(p=place).split())
+    assert status == 2
+    assert re.search("is a file of the run .*ckn, which would lose it; choose another name", err)
+    assert before == {file: file.read_bytes() for file in (place / "ckn").rglob("*") if file.is_file()}
+    (place / "link.html").unlink()
+
+
+def test_a_warning_is_a_line_without_code_and_control_characters(place: Path, tmp_path: Path) -> None:
+    shutil.copy(place / "five.png", tmp_path / "five.png")
+    (tmp_path / "\x1b[31m.txt").touch()
+    process = forks.Popen(["-m", "torchckn", "predict", place / "ckn", tmp_path])
+    _, err = process.communicate(timeout=60)
+    assert re.match(r"warning: .*1 file was not read: [^\x1b]*31m.txt", err)
+    assert "\x1b" not in err
+    assert "find_images" not in err
+
+
+def test_a_run_that_has_not_begun_is_not_one_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="interrupted; the run had not begun"), _resumable(tmp_path / "run"):
+        raise KeyboardInterrupt
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(Interrupted, match="interrupted; resume it with: torchckn train --resume"), _resumable(tmp_path):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_the_command_is_imported_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting(importlib.abc.MetaPathFinder):
+        def find_spec(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "torchckn.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130

@@ -220,6 +220,7 @@ def test_folders_that_are_made_for_data_are_for_the_user_alone(tiny: dict[str, n
         ("~nobody-has-this-name/data", "cannot use ~nobody.* for data: .*; choose another folder with data_dir"),
         ("a\0b", "cannot use .* for data: .*null.*; choose another folder"),
         ("locked", "cannot use .*locked for data: Is a directory; choose another folder"),
+        ("/proc/self", "cannot use /proc/self for data: No such file or directory; choose another folder"),
     ],
 )
 def test_folders_that_cannot_hold_data_are_refused(

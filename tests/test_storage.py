@@ -221,6 +221,14 @@ def test_weights_that_no_fit_gives_are_refused(
         torchckn.load(rewritten(path, **{name: torch.full_like(tensor, value)}))
 
 
+def test_a_file_without_a_head_says_so(tmp_path: Path, small_graph: Graph) -> None:
+    path = saved(tmp_path, small_graph)
+    description, tensors = read_tensors(path, KIND)
+    write_tensors(path, KIND, description, {name: t for name, t in tensors.items() if name != "head.weight"})
+    with pytest.raises(DataError, match="tensor head.weight is missing"):
+        torchckn.load(path)
+
+
 def test_a_link_is_followed_and_a_device_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "target")

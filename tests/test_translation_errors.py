@@ -124,7 +124,9 @@ def test_what_has_no_counterpart_is_refused_by_name_with_a_reason(build: Any, me
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (lambda s, x: s.a(x.transpose(2, 3)), "'transpose' .*mixes channels and positions"),
+        (lambda s, x: s.a(x.transpose(2, 3)), "'transpose' .*swaps the rows and columns of an image"),
+        (lambda s, x: s.a(x).transpose(1, 2), "'transpose' .*mixes channels and positions"),
+        (lambda s, x: s.a(x).unsqueeze_(1).sum(1), r"'unsqueeze_' .*in place. Use Tensor.unsqueeze instead"),
         (lambda s, x: 1 / F.relu(s.a(x)), "divides by a feature map"),
         (lambda s, x: F.conv2d(x, s.a(x)[:1, :1, :3, :3]), "'getitem' .*|weights depend on the image"),
         (

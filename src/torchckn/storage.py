@@ -50,6 +50,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CK
         )
     try:
         _check_limits(description)
+        if "head.weight" not in tensors:
+            raise DataError("tensor head.weight is missing")
         ckn = _on_meta(description, tensors["head.weight"].dtype)
         _check_shapes(ckn, tensors)
         ckn.load_state_dict(tensors, assign=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -43,6 +44,8 @@ def main() -> None:
     if not _is_first():  # one of several processes: the first one shows what there is to show
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     keep_freed_memory()
+    if not os.environ.get("TORCHCKN_DEBUG"):
+        warnings.formatwarning = _warning
     try:
         with_plain_types(typer.main.get_command(app))()
     except Interrupted as stop:
@@ -66,6 +69,11 @@ def main() -> None:
         sys.exit(1)
 
 
+def _warning(message: Warning | str, *_place: object, **_line: object) -> str:
+    """A warning as one line, without the place in the source; it may have names from elsewhere in it."""
+    return f"warning: {printable(_shortened(str(message)))}\n"
+
+
 def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
@@ -74,11 +82,13 @@ def _is_first() -> bool:
 _BEGINNING, _END = 1500, 500
 
 
+def _shortened(message: str) -> str:
+    return message if len(message) <= _BEGINNING + _END else f"{message[:_BEGINNING]} ... {message[-_END:]}"
+
+
 def _complain(message: str) -> None:
-    if len(message) > _BEGINNING + _END:
-        message = f"{message[:_BEGINNING]} ... {message[-_END:]}"
     Console(file=sys.stderr if _is_first() else sys.__stderr__).print(
-        f"[red]error:[/red] {escape(printable(message))}", soft_wrap=True, highlight=False
+        f"[red]error:[/red] {escape(printable(_shortened(message)))}", soft_wrap=True, highlight=False
     )
 
 

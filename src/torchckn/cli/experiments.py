@@ -59,6 +59,7 @@ def reproduce(
     from ..experiments.runner import run_cells
     from ..experiments.spec import SCALES, experiment, experiments
     from ..plots import new_figure
+    from ..runs import output_file
 
     if scale not in SCALES:
         raise ConfigError(f"--scale expected {' or '.join(SCALES)}, got {scale!r}")
@@ -76,6 +77,8 @@ def reproduce(
         raise ConfigError(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
         )
+    if page is not None:
+        output_file(page)
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
     failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json, threads).failed
     shown = {one.name: one for one in [*at_scale, *selected]}

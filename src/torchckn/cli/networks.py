@@ -78,7 +78,8 @@ def translate(
 
     Example: [bold]torchckn translate lenet5 --filters 16[/bold]
     """
-    from ..files import check_output, write_atomically
+    from ..files import write_atomically
+    from ..runs import output_file
     from ..storage import save as write_network
     from ..translation import require_exact
 
@@ -91,7 +92,7 @@ def translate(
     assert ckn.report is not None
     for output in (svg, html, save):
         if output is not None:
-            check_output(output)
+            output_file(output)
     if strict:
         require_exact(ckn.report)
     if svg:

@@ -131,11 +131,11 @@ def export(
     """
     from .. import export as exporting
     from ..building import load_trained
-    from ..files import check_output
+    from ..runs import output_file
 
     if output.suffix not in (".onnx", ".pt2"):
         raise ConfigError(f"--output expected a file ending in .onnx or .pt2, got {output}")
-    check_output(output)
+    output_file(output)
     trained = load_trained(model, trust=trust)
     write = exporting.to_onnx if output.suffix == ".onnx" else exporting.to_torch
     write(trained.net, output, uint8_input=uint8)
@@ -153,10 +153,9 @@ def report(
     """
     from .. import data
     from .. import report as reporting
-    from ..files import check_output
-    from ..runs import read_config
+    from ..runs import output_file, read_config
 
-    check_output(output)
+    output_file(output)
     settings = read_config(runs[0]).get("settings")
     images = data.load(settings["data"], data_dir) if settings else None
     show(False, f"wrote {reporting.write(runs, output, data=images)}")

@@ -262,7 +262,13 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         what = str(stop).partition(";")[0] or "interrupted"
-        raise Interrupted(f"{what}; resume it with: torchckn train --resume {folder}") from None
+        is_run = (folder / "config.toml").exists()
+        how = (
+            f"resume it with: torchckn train --resume {folder}"
+            if is_run
+            else "the run had not begun, so there is nothing to resume"
+        )
+        raise Interrupted(f"{what}; {how}") from None
 
 
 @contextmanager

@@ -38,7 +38,9 @@ def fetch(name: str, data_dir: str | os.PathLike[str] | None = None, *, progress
     if not is_cached(name, folder):
         try:
             make_private(folder)
-            lock = FileLock(folder / f".torchckn-{name}.lock")
+            file = folder / f".torchckn-{name}.lock"
+            file.touch()  # an error where a file cannot be made: the lock would wait for it forever
+            lock = FileLock(file)
             lock.acquire()
         except (OSError, ValueError, NotImplementedError) as error:
             reason = getattr(error, "strerror", None) or error

@@ -6,6 +6,7 @@ from .environment import environment as environment
 from .folder import MAY_DIFFER as MAY_DIFFER
 from .folder import Run as Run
 from .folder import add_to_result as add_to_result
+from .folder import output_file as output_file
 from .reading import model_file as model_file
 from .reading import read_config as read_config
 from .reading import read_metrics as read_metrics

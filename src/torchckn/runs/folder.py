@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from ..files import partial_files, remove_partial_files, write_atomically, write_tensors
+from ..files import check_output, partial_files, remove_partial_files, write_atomically, write_tensors
 from ..fit.result import TrainResult
 from ..network import Classifier
 from ..storage import load_weights, save
@@ -30,6 +30,17 @@ _WRITTEN = {
     "checkpoint": ("last.safetensors", "previous.safetensors", "filters-*.safetensors"),
     "model": ("model.safetensors",),
 }
+
+
+def output_file(path: Path) -> Path:
+    """``path``, as a file that a user has named for output; an error if it cannot be one, or is one of a run's own files."""
+    place = Path(os.path.realpath(path))
+    for part, names in _WRITTEN.items():
+        folder = place.parent if part == "." else place.parent.parent
+        is_there = place.parent == folder / part and (folder / "config.toml").exists()
+        if is_there and any(fnmatch.fnmatchcase(place.name, name) for name in names):
+            raise ConfigError(f"{path} is a file of the run {folder}, which would lose it; choose another name")
+    return check_output(path)
 
 
 class Run:

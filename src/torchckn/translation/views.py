@@ -139,18 +139,30 @@ def _image(view: View, labels: Tensor) -> Value:
             if flat.shape[1] != height * width:
                 continue
             flat = flat.unflatten(1, (height, width))
-        channels, rows, columns = flat // (height * width), flat // width % height, flat % width
-        same = [channels == channels[:, :1, :1], rows == rows[:1, :, :1], columns == columns[:1, :1, :]]
-        if all(bool(s.all()) for s in same):
-            value = _positions(view, _channels(view, channels[:, 0, 0].tolist()), rows[0, :, 0], columns[0, 0, :])
+        if (grid := _grid(view, flat)) is not None:
+            channels, rows, columns = grid
+            value = _positions(view, _channels(view, channels.tolist()), rows, columns)
             value = dataclasses.replace(value, layout=layout, flat=False)
             return _as_image(view, value)
+    if labels.ndim == 3 and _grid(view, labels.mT) is not None:
+        raise view.step.refuse(
+            f"it swaps the rows and columns of an image, {view.step.input_shape} into {tuple(labels.shape)}",
+            "Keep the order of height and width, with layers of swapped kernel sizes.",
+        )
     if labels.ndim == 3:
         return _blocks(view, labels)
     raise view.step.refuse(
         f"its result has other axes than channels, rows and columns, {tuple(labels.shape)}, when it is computed with",
         "Select one branch along the other axis first, or sum over that axis.",
     )
+
+
+def _grid(view: View, labels: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The channels, rows and columns that labels (C, H, W) are of, if these are all their combinations in that order."""
+    height, width = view.size
+    channels, rows, columns = labels // (height * width), labels // width % height, labels % width
+    same = channels == channels[:, :1, :1], rows == rows[:1, :, :1], columns == columns[:1, :1, :]
+    return (channels[:, 0, 0], rows[0, :, 0], columns[0, 0, :]) if all(bool(s.all()) for s in same) else None
 
 
 def _vector(view: View, labels: Tensor) -> Value:

@@ -21,12 +21,16 @@ _REASONS: list[tuple[tuple[type, ...], str, str]] = [
     ),
     (
         (nn.ConvTranspose2d, nn.PixelShuffle),
-        "upsampling layers have no patches to compare",
-        "Translate the part before it.",
+        "upsampling by trained weights has no layer here",
+        "Use nn.Upsample and nn.Conv2d instead, or translate the part before it.",
     ),
     ((nn.Conv3d,), "kernel layers are for images, (N, C, H, W)", "Use Conv2d, with a height of 1 for signals."),
     ((nn.Embedding, nn.EmbeddingBag), "an embedding takes indices, not images", "Translate the part after it."),
 ]
+
+
+#: methods that torch has in place as well
+_MOVES = ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "swapdims")
 
 
 def reason_against(operation: Operation) -> tuple[str, str]:
@@ -36,6 +40,8 @@ def reason_against(operation: Operation) -> tuple[str, str]:
             "it changes a part of a tensor in place that is read later",
             "Change whole channels, or write the result to a tensor of its own, with torch.cat.",
         )
+    if isinstance(operation.key, str) and operation.key.endswith("_") and operation.key[:-1] in _MOVES:
+        return "it changes the shape of a tensor in place", f"Use Tensor.{operation.key[:-1]} instead."
     for classes, why, remedy in _REASONS:
         if isinstance(operation.module, classes):
             return why, remedy
