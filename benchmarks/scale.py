@@ -72,10 +72,13 @@ def counted_bytes() -> Iterator[list[int]]:
         yield sent
 
 
-def kernel_network(name: str, filters: int) -> torchckn.CKN:
+def kernel_network(name: str, filters: int, *, match: bool = False) -> torchckn.CKN:
+    """With the kernels of the command by default, or with those that match the activations."""
     shape, options = ((3, 32, 32), {"in_channels": 27}) if name == "allcnn" else ((1, 28, 28), {"padding": 2})
     pixels = data.Preprocessing((0.5,) * shape[0], (0.25,) * shape[0], 3 if name == "allcnn" else None)
     net = zoo.build(name, filters=filters, **options)
+    if match:
+        return torchckn.translate(net, shape, preprocessing=pixels)
     rbf = RBFSphere(0.6)
     return torchckn.translate(net, shape, rbf, linear_kernel=rbf, preprocessing=pixels)
 
@@ -200,8 +203,8 @@ def difference() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     train_data = data.load("mnist-mini").train
-    for filters in (8, 16, 32):
-        start = kernel_network("lenet5", filters)
+    for filters, match in ((8, False), (16, False), (32, False), (16, True)):
+        start = kernel_network("lenet5", filters, match=match)
         torchckn.fit_filters(start, train_data.images, patches=2000, generator=torch.Generator().manual_seed(0))
         torchckn.fit_head(start, train_data, lam=2**-16)
         for method, chunk in itertools.product(("ulr", "sgo"), (128, 32)):
@@ -216,7 +219,8 @@ def difference() -> None:
                     found[part] = max(found[part], distance)
             if dist.get_rank() == 0:
                 print(
-                    f"LeNet-5, {filters} filters, {method}, batch size 256, chunk {chunk}, {dist.get_world_size()} processes: "
+                    f"LeNet-5, {filters} filters, {'matched' if match else 'RBF'} kernels, {method}, chunk {chunk}, "
+                    f"{dist.get_world_size()} processes: "
                     + ", ".join(f"{part} {distance:.0e}" for part, distance in found.items())
                 )
     dist.destroy_process_group()

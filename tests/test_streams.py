@@ -24,7 +24,7 @@ from torchckn.data import LazyPart
 from torchckn.data.batches import read_items
 from torchckn.runs.trainer import data_digest
 
-from .faults.harness import environment
+from .faults.harness import HANGING, environment
 from .training import network
 
 SIZE = 14
@@ -381,7 +381,7 @@ def test_memory_is_flat_while_200000_image_files_are_trained_on(tmp_path: Path) 
     """
     as_files(tmp_path / "images", 200_000)
     command = [sys.executable, "-c", _TRAINING, str(tmp_path / "images")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=3000)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 0, done.stderr
     count, steps, workers, early, late, end = map(int, done.stdout.split())
     assert (count, steps, workers) == (200_000, 2000, 1)
