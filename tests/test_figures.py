@@ -26,10 +26,10 @@ FIGURE = re.compile(rf"(?<![\w.^])(?<!\^-)({NUMBER})(?=(?:,?\s+(?:to|and|or)\s+{
 QUOTED: dict[str, list[tuple[str, str]]] = {
     "README.md": [
         ("77.6", "benchmarks.md: | two layers, 64 and 256, whitened CIFAR-10 (`ckn-cifar`)"),
-        ("1.9", "benchmarks.md: In short: a training step takes"),
-        ("3.2", "benchmarks.md: In short: a training step takes"),
-        ("1.3", "benchmarks.md: In short: inference takes"),
-        ("1.9", "benchmarks.md: In short: inference takes"),
+        ("1.7", "benchmarks.md: In short: a training step takes"),
+        ("3.0", "benchmarks.md: In short: a training step takes"),
+        ("1.0", "benchmarks.md: In short: inference takes"),
+        ("1.8", "benchmarks.md: In short: inference takes"),
         ("99.08", "benchmarks.md: | LeNet-5 CKN, 32, `accurate`"),
         ("53", "benchmarks.md: | LeNet-5 CKN, 32, `accurate`"),
         ("98.5", "benchmarks.md: | LeNet-1 CKN, 32, MNIST (`lenet1 --seed 1`)"),
@@ -39,10 +39,10 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("94.4", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5 --seed 1`)"),
         ("99.08", "benchmarks.md: | LeNet-5 CKN, 32, `accurate`"),
         ("53", "benchmarks.md: | LeNet-5 CKN, 32, `accurate`"),
-        ("1.9", "benchmarks.md: In short: a training step takes"),
-        ("3.2", "benchmarks.md: In short: a training step takes"),
-        ("1.3", "benchmarks.md: In short: inference takes"),
-        ("1.9", "benchmarks.md: In short: inference takes"),
+        ("1.7", "benchmarks.md: In short: a training step takes"),
+        ("3.0", "benchmarks.md: In short: a training step takes"),
+        ("1.0", "benchmarks.md: In short: inference takes"),
+        ("1.8", "benchmarks.md: In short: inference takes"),
     ],
     "training.md": [
         ("512", "a limit: of torchckn.nn.whitening"),
@@ -56,6 +56,8 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("0.98", "benchmarks.md: | LeNet-5 CKN, 32, 1,024"),
         ("1.30", "benchmarks.md: | LeNet-5 CKN, 16, 256"),
         ("53", "benchmarks.md: | LeNet-5 CKN, 16, 256"),
+        ("1.21", "benchmarks.md: | All-CNN-C, 8 | 133 ms"),
+        ("1.34", "benchmarks.md: | LeNet-5, 8 | 46 ms"),
     ],
     "safety.md": [
         ("16", "a limit: _LARGEST_HEADER in torchckn.files"),
