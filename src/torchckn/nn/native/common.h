@@ -1,4 +1,4 @@
-/* What layer.cpp and conv.cpp share. */
+/* What layer.h and conv.h share. */
 
 #pragma once
 
