@@ -29,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchckn
 from torchckn import data, zoo
 from torchckn.distributed import alone, share
+from torchckn.fit.chunks import unit_of_sums
 from torchckn.fit.methods import METHODS, ULR, MethodOptions
 from torchckn.kernels import RBFSphere
 
@@ -187,14 +188,14 @@ def measure() -> None:
     dist.destroy_process_group()
 
 
-def weights(start: torchckn.CKN, method: str, chunk: int) -> dict[str, Tensor]:
-    """Filters and classifier after four steps on batches of 256 images, each process on its share."""
+def weights(start: torchckn.CKN, method: str, batch_size: int) -> dict[str, Tensor]:
+    """Filters and classifier after four steps, each process on its share of every batch."""
     net = copy.deepcopy(start)
     images, labels = data.load("mnist-mini").train
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    steps = METHODS[method](net, MethodOptions(momentum=0.5, chunk=chunk))
-    for batch in order.split(256)[:4]:
-        mine = batch[share(256, chunk)]
+    steps = METHODS[method](net, MethodOptions(momentum=0.5))
+    for batch in order.split(batch_size)[:4]:
+        mine = batch[share(batch_size, unit_of_sums(net, batch_size))]
         steps.step(images[mine], labels[mine], 2**-6)
     return net.state_dict()
 
@@ -207,10 +208,10 @@ def difference() -> None:
         start = kernel_network("lenet5", filters, match=match)
         torchckn.fit_filters(start, train_data.images, patches=2000, generator=torch.Generator().manual_seed(0))
         torchckn.fit_head(start, train_data, lam=2**-16)
-        for method, chunk in itertools.product(("ulr", "sgo"), (128, 32)):
+        for method, batch_size in itertools.product(("ulr", "sgo"), (256, 100)):
             with alone():
-                one = weights(start, method, chunk)
-            several = weights(start, method, chunk)
+                one = weights(start, method, batch_size)
+            several = weights(start, method, batch_size)
             found = {"filters": 0.0, "classifier": 0.0}
             for name, tensor in one.items():
                 if name.endswith(("weight", "bias")):
@@ -219,8 +220,8 @@ def difference() -> None:
                     found[part] = max(found[part], distance)
             if dist.get_rank() == 0:
                 print(
-                    f"LeNet-5, {filters} filters, {'matched' if match else 'RBF'} kernels, {method}, chunk {chunk}, "
-                    f"{dist.get_world_size()} processes: "
+                    f"LeNet-5, {filters} filters, {'matched' if match else 'RBF'} kernels, {method}, batch size "
+                    f"{batch_size}, {dist.get_world_size()} processes: "
                     + ", ".join(f"{part} {distance:.0e}" for part, distance in found.items())
                 )
     dist.destroy_process_group()

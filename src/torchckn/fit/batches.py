@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ class TrainingBatches:
         data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``, whose own batches are taken as they are.
         generator: shuffles each epoch.
         augmentation: what is done at random to the images of each step (:func:`torchckn.data.augment`).
-        unit: images in a row that one process gets, if shares are not too unequal then: those that go through the network
-            together, which makes the last bits of their sums the same whatever the number of processes.
+        unit: of a batch of so many images, how many in a row one process gets, if shares are not too unequal then: those whose
+            gradients are added up together, which makes the last bits of sums the same whatever the number of processes.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TrainingBatches:
         classes: int,
         generator: torch.Generator,
         augmentation: Sequence[Augmentation] | None = None,
-        unit: int = CHUNK,
+        unit: Callable[[int], int] = lambda batch_size: CHUNK,
     ) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size expected an integer >= 1, got {batch_size!r}")
@@ -80,7 +80,7 @@ class TrainingBatches:
         """This process's share of a batch of so many images."""
         if not self.augmentation:
             return images, labels
-        return augment(images, self.augmentation, self.generator, share(count, self.unit), count), labels
+        return augment(images, self.augmentation, self.generator, self._share(count), count), labels
 
     def _next(self) -> tuple[Tensor, Tensor]:
         if self.position + self.batch_size > len(self.order):
@@ -88,7 +88,7 @@ class TrainingBatches:
             self.order, self.position = torch.randperm(self.count, generator=self.generator), 0
             self._ahead = None
         if self._ahead is None and int(getattr(self.data, "workers", 0)):
-            rest, size, mine = self.order[self.position :], self.batch_size, share(self.batch_size, self.unit)
+            rest, size, mine = self.order[self.position :], self.batch_size, self._share(self.batch_size)
             starts = range(0, len(rest) - size + 1, size)
             self._ahead = read_items(self.data, (rest[start : start + size][mine] for start in starts))
         index = self.order[self.position : self.position + self.batch_size]
@@ -122,6 +122,10 @@ class TrainingBatches:
             return self.data[0][index], self.data[1][index]
         return self.data.subset(index) if isinstance(self.data, LazyPart) else Subset(self.data, index.tolist())
 
+    def _share(self, count: int) -> slice:
+        """This process's part of a batch of so many images."""
+        return share(count, self.unit(count))
+
     def state(self) -> dict[str, Tensor]:
         return {"order": self.order, "place": torch.tensor([self.epoch, self.position])}
 
@@ -137,7 +141,7 @@ class TrainingBatches:
         self.epoch, self.position = (int(number) for number in state["place"])
 
     def _take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        index = index[share(len(index), self.unit)]
+        index = index[self._share(len(index))]
         if isinstance(self.data, tuple):
             return self.data[0][index], self.data[1][index]
         return _with_labels(checked_batch(default_collate([self.data[int(i)] for i in index]), True))
@@ -145,7 +149,7 @@ class TrainingBatches:
     def _shared_stream(self) -> tuple[Tensor, Tensor]:
         """This process's share of the stream's next batch, augmented."""
         images, labels = self._from_stream()
-        part = share(len(images), self.unit)
+        part = self._share(len(images))
         return self._augmented(images[part], labels[part], len(images))
 
     def _from_stream(self) -> tuple[Tensor, Tensor]:

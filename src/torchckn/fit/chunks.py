@@ -2,8 +2,8 @@
 
 The objective couples the images of a batch only through their features. So: the features of the batch in chunks; the objective
 and its gradient in those features; then backward chunk by chunk, with that gradient as the cotangent. Chunks that stay in the
-cache are faster than one large piece, too. Filters' inverse roots are computed once for all chunks. The gradients of chunks are
-added up in double precision and rounded once, so it does not matter which process computes which chunk.
+cache are faster than one large piece, too. Filters' inverse roots are computed once for all chunks. Gradients are added up in
+double precision and rounded once (:mod:`torchckn.nn.sums`), so it does not matter which process computes which part of a batch.
 
 Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.sphere`.
 """
@@ -20,9 +20,10 @@ from ..choices import Chunk, Precision
 from ..distributed import totals
 from ..errors import ConfigError, NumericalError
 from ..network import Classifier
-from ..nn.base import shared_projections
+from ..nn.base import KernelLayer, shared_projections
 from ..nn.checks import require
-from ..nn.devices import autocast, wide_dtype
+from ..nn.devices import autocast, sums_in_units, wide_dtype
+from ..nn.sums import GradientSums
 from .features import CHUNK
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ def batch_gradient(
     objective: Callable[[Tensor], tuple[Tensor, T]],
     chunk: Chunk = "auto",
     precision: Precision = "float32",
+    batch_size: float | None = None,
 ) -> tuple[Tensor, T]:
     """Add the gradient of ``objective(features)`` to the parameters' ``grad``; its value, and what it returns beside it.
 
@@ -45,15 +47,18 @@ def batch_gradient(
             may be a vector that begins with it.
         chunk: images at a time; ``"all"``: the whole batch at once.
         precision: of convolutions and kernel maps; features are in the network's own.
+        batch_size: the number of images of all processes; by default there are no others.
 
     With several processes, each has its share of the images, and value and gradient are those of the sum of their objectives.
     """
     pieces = _pieces(net, images, chunk)
     with shared_projections(net) as roots:
-        sums = _Sums([*(parameter for parameter in net.parameters() if parameter.requires_grad), *roots])
-        first, size = _measured(lambda: _features(net, pieces[0], precision))
-        fitting = max(1, KEPT // max(1, size))
-        graphs = [first, *(_features(net, piece, precision) for piece in pieces[1:fitting])]
+        leaves = [*(parameter for parameter in net.parameters() if parameter.requires_grad), *roots]
+        sums = GradientSums(leaves, _unit_of_layers(net, batch_size or len(images), chunk, precision))
+        with sums.active():
+            first, size = _measured(lambda: _features(net, pieces[0], precision))
+            fitting = max(1, KEPT // max(1, size))
+            graphs = [first, *(_features(net, piece, precision) for piece in pieces[1:fitting])]
         random_state = torch.get_rng_state()  # so that dropout is the same in the second pass
         rest = pieces[fitting:]
         parts = [*(part.detach() for part in graphs), *features_in_chunks(net, rest, precision)]
@@ -65,11 +70,13 @@ def batch_gradient(
         assert features.grad is not None
         cotangents = list(features.grad.split([len(piece) for piece in pieces]))
         for part, cotangent in zip(graphs, cotangents, strict=False):
-            sums.add(part, cotangent)
+            sums.backward(part, cotangent)
         torch.set_rng_state(random_state)
         for piece, cotangent in zip(rest, cotangents[len(graphs) :], strict=True):
-            sums.add(_features(net, piece, precision), cotangent)
-        value = sums.finish(value.detach())
+            with sums.active():
+                part = _features(net, piece, precision)
+            sums.backward(part, cotangent)
+        value = _finish(sums, value.detach())
     if precision == "float16":
         for parameter in net.parameters():
             if parameter.grad is not None:
@@ -84,29 +91,40 @@ def _overflow(what: str) -> NumericalError:
     )
 
 
-class _Sums:
-    """Gradients of leaves, added up over chunks and processes in double precision and rounded once: in any order the same."""
+def _finish(sums: GradientSums, value: Tensor) -> Tensor:
+    """Add the sums over all processes to the leaves' ``grad``; the sum of the processes' values, which travels with them."""
+    summed, *gradients = totals(value.to(wide_dtype(value.device)), *sums.sums.values())
+    for i, whole in zip(sums.sums, gradients, strict=True):
+        leaf = sums.leaves[i]
+        own = torch.empty_like(leaf).copy_(whole)  # in its dtype and memory layout
+        leaf.grad = own if leaf.grad is None else leaf.grad + own
+    return summed.to(value.dtype)
 
-    def __init__(self, leaves: list[Tensor]) -> None:
-        self.leaves = leaves
-        self.sums: dict[int, Tensor] = {}
 
-    def add(self, features: Tensor, cotangent: Tensor) -> None:
-        if not features.requires_grad:
-            return
-        for i, gradient in enumerate(torch.autograd.grad(features, self.leaves, cotangent, allow_unused=True)):
-            if gradient is not None:
-                if i not in self.sums:
-                    self.sums[i] = torch.zeros_like(self.leaves[i], dtype=wide_dtype(gradient.device))
-                self.sums[i] += gradient
+def unit_of_sums(net: Classifier, batch_size: float, chunk: Chunk = "auto", precision: Precision = "float32") -> int:
+    """Images in a row that one process should have: a batch that is divided between such units has the same gradient, bit for bit.
 
-    def finish(self, value: Tensor) -> Tensor:
-        """Add the sums to the leaves' ``grad``; the sum of the processes' values, which travels with them."""
-        summed, *gradients = totals(value.to(wide_dtype(value.device)), *self.sums.values())
-        for i, whole in zip(self.sums, gradients, strict=True):
-            leaf = self.leaves[i]
-            leaf.grad = whole.to(leaf.dtype) if leaf.grad is None else leaf.grad + whole.to(leaf.dtype)
-        return summed.to(value.dtype)
+    They are whole chunks where a layer leaves its sums over images to autograd.
+    """
+    return _unit_of_layers(net, batch_size, chunk, precision) or (chunk if isinstance(chunk, int) else CHUNK)
+
+
+def _unit_of_layers(net: Classifier, batch_size: float, chunk: Chunk, precision: Precision) -> int | None:
+    """Images whose gradients layers add up in their own precision: a quarter of a batch, within limits; None: all of a chunk."""
+    layers = [module for module in net.modules() if isinstance(module, KernelLayer) and module.sums_in_units]
+    own = {parameter for parameter in (*net.head.parameters(), *(p for layer in layers for p in layer.sphere_parameters()))}
+    rest = any(parameter.requires_grad and parameter not in own for parameter in net.parameters())
+    if rest or precision != "float32" or not sums_in_units(net.head.weight.device):
+        return None
+    smallest, largest = UNITS
+    unit = largest
+    while unit > smallest and 4 * unit > batch_size:
+        unit //= 2
+    return unit if not isinstance(chunk, int) or chunk % unit == 0 else None
+
+
+#: the smallest and the largest unit; the former is that of native/common.h, and the latter costs about 1 % of a step
+UNITS = 4, 32
 
 
 def _measured(forward: Callable[[], Tensor]) -> tuple[Tensor, int]:

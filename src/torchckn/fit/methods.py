@@ -187,7 +187,7 @@ class ULR(Method):
                 accuracy = accuracy_of(net.head(scaled), labels)
             return torch.stack([value, self._share * accuracy]), eta
 
-        results, self._eta = batch_gradient(net, images, objective, options.chunk, options.precision)
+        results, self._eta = batch_gradient(net, images, objective, options.chunk, options.precision, self._images)
         return results
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
@@ -218,7 +218,8 @@ class SGO(Method):
             self.net.scaling.calibrate(features.detach())
             return self._share * torch.stack(self._objective(features, labels)), None
 
-        return batch_gradient(self.net, images, objective, self.options.chunk, self.options.precision)[0]
+        chunk, precision = self.options.chunk, self.options.precision
+        return batch_gradient(self.net, images, objective, chunk, precision, self._images)[0]
 
 
 class SGOBall(SGO):

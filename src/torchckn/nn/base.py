@@ -89,6 +89,11 @@ class KernelLayer(nn.Module):
         """The parameters whose filters are on spheres."""
         return [self.weight]
 
+    @property
+    def sums_in_units(self) -> bool:
+        """Whether it can compute the gradients of its filters and its root as :mod:`torchckn.nn.sums` does."""
+        return False
+
     def filter_matrix(self) -> Tensor:
         """The filters as rows, W of the paper: (f, s), or (regions, f, s)."""
         return self.weight.flatten(-self.filter_dims)

@@ -63,3 +63,8 @@ def prefers_channels_last(device: torch.device) -> bool:
 def reads_are_free(device: torch.device) -> bool:
     """Whether Python can look at a value without waiting for a queue of operations."""
     return device.type == "cpu"
+
+
+def sums_in_units(device: torch.device) -> bool:
+    """Whether sums over images are computed in small units (:mod:`torchckn.nn.sums`): many small products are slow on a GPU."""
+    return device.type == "cpu"

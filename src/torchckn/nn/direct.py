@@ -20,6 +20,10 @@ from .geometry import Pair, conv_output_size
 
 #: products of channels and filters up to which our own code is faster, measured on a processor with 8 lanes (AVX2)
 FEW = 64
+#: the same with 16 lanes and 32 registers (AVX-512), if the rows of outputs are not too short
+FEW_WIDE, SHORT = 1024, 4
+#: numbers of a patch up to which responses are not kept for the backward pass
+CHEAP = 32
 #: filters are in blocks of this many
 LANES = 8
 
@@ -55,17 +59,24 @@ def patches_of(shape: torch.Size, size: Pair, geometry: Geometry) -> Patches:
     return Patches(size, geometry, output, integers(*numbers))
 
 
-def is_direct(weight: Tensor) -> bool:
+def is_direct(weight: Tensor, patches: Patches) -> bool:
     """Whether our own code is faster with these filters (f, C, kh, kw), and can have their gradient."""
-    return len(weight) % LANES == 0 and (weight.shape[1] == 1 or _is_narrow(weight))
+    if len(weight) % LANES:
+        return False
+    if native.has_wide_registers() and patches.output[1] >= SHORT and len(weight) * weight.shape[1] <= FEW_WIDE:
+        return True
+    return weight.shape[1] == 1 or _is_narrow(weight)
+
+
+def is_cheap(weight: Tensor) -> bool:
+    """Whether our own code computes responses to these filters again in less time than it takes to write and read them."""
+    return weight[0].numel() <= CHEAP
 
 
 def gradient_of_images(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
     """From that of the responses to filters (f, C, kh, kw); all of them channels last."""
-    if not (is_direct(weight) and _is_narrow(weight) and _padding_is_small(patches)):
-        by_torch, _ = convolution_gradients(of_responses, x, weight, patches, (True, False))
-        assert by_torch is not None
-        return by_torch
+    if len(weight) % LANES or not (_is_narrow(weight) and _padding_is_small(patches)):
+        return dense(convolution_gradients(of_responses, x, weight, patches.geometry, (True, False))[0])
     of_x = torch.empty_like(x)
     buffers = (of_responses.data_ptr(), weight.contiguous().data_ptr(), of_x.data_ptr())
     native.call("convolution_of_x", patches.numbers, *buffers, len(weight))
@@ -73,13 +84,13 @@ def gradient_of_images(of_responses: Tensor, x: Tensor, weight: Tensor, patches:
 
 
 def convolution_gradients(
-    of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches, wanted: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Those of the images and of the filters, by torch; None for those that are not wanted."""
+    of_responses: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, wanted: tuple[bool, bool], groups: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Those of the images and of the filters, by torch; what is not wanted is not computed, and None."""
     of_x, of_weight, _ = torch.ops.aten.convolution_backward(
-        of_responses, x, weight, None, *patches.geometry, False, (0, 0), 1, (*wanted, False)
+        of_responses, x, weight, None, *geometry, False, (0, 0), groups, (*wanted, False)
     )
-    return dense(of_x) if wanted[0] else None, of_weight if wanted[1] else None
+    return of_x, of_weight
 
 
 def _is_narrow(weight: Tensor) -> bool:

@@ -42,6 +42,7 @@ from .direct import Geometry
 from .fused import applies, fused_conv2d, window_of
 from .geometry import Pair
 from .invsqrt import Spectrum, inverse_sqrt, precomputed_inverse_sqrt, resolve_method
+from .sums import conv2d, linear, sink_of
 
 
 def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
@@ -187,7 +188,7 @@ def kernel_conv2d(
     x = fast_layout(x)
     geometry = Geometry(stride, padding, dilation)
     if type(kernel).map is Linear.map:  # |x| <w, x> / |x|: the norms cancel
-        values = x if weight is None else F.conv2d(x, weight, None, *geometry, groups)
+        values = x if weight is None else conv2d(x, weight, geometry, groups)
     elif applies(x, kernel, groups):
         window = window_of(pool)
         uniform = uniform_root and not root.requires_grad
@@ -196,7 +197,7 @@ def kernel_conv2d(
         values = fused_conv2d(x, weight, None, kernel, geometry, window or (1, 1))
         pool = None if window else pool
     else:
-        responses = x if weight is None else F.conv2d(x, weight, None, *geometry, groups)
+        responses = x if weight is None else conv2d(x, weight, geometry, groups)
         kernel_size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
         # Each group of channels is treated as a separate image: (N groups, C / groups, H, W)
         squares = patch_squares(_split(x, groups), kernel_size, *geometry)
@@ -207,8 +208,8 @@ def kernel_conv2d(
     # A root has large entries of both signs, which amplify the rounding of what they multiply.
     with own_precision(x.device):
         values = values.to(root.dtype)
-        if values.stride(1) == 1 and root.ndim == 2:  # channels last: a product of matrices
-            return F.linear(values.permute(0, 2, 3, 1), root).permute(0, 3, 1, 2)
+        if root.ndim == 2 and (values.stride(1) == 1 or sink_of(root)):  # channels last: a product of matrices
+            return linear(values.permute(0, 2, 3, 1), root).permute(0, 3, 1, 2)
         return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
 
 
@@ -227,9 +228,9 @@ def fast_layout(x: Tensor) -> Tensor:
 def kernel_linear(x: Tensor, weight: Tensor, root: Tensor, kernel: Kernel) -> Tensor:
     """The layer equation for one patch that is the whole input: rows (N, s), filters (f, s) -> (N, f)."""
     squares = x.square().sum(1, keepdim=True)
-    values = kernel.map(F.linear(x, weight), squares)
+    values = kernel.map(linear(x, weight), squares)
     with own_precision(x.device):
-        return values.to(root.dtype) @ root
+        return linear(values.to(root.dtype), root)  # which is symmetric
 
 
 def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel, region_of: Tensor) -> Tensor:

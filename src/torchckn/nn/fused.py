@@ -23,8 +23,10 @@ from ..errors import DataError
 from ..kernels import Kernel
 from ..tracing import is_recorded
 from . import native
-from .direct import Geometry, convolution_gradients, dense, gradient_of_images, integers, is_direct, patches_of
+from .devices import wide_dtype
+from .direct import Geometry, convolution_gradients, dense, gradient_of_images, integers, is_cheap, is_direct, patches_of
 from .geometry import Pair
+from .sums import Sink, filter_gradient, sink_of
 
 
 def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
@@ -99,7 +101,7 @@ def fused_conv2d(
     """
     _require_match(x, weight, root, geometry)
     if torch.is_grad_enabled():
-        return _FusedConv.apply(x, weight, root, kernel, geometry, window, uniform)
+        return _FusedConv.apply(x, weight, root, kernel, geometry, window, uniform, (sink_of(weight), sink_of(root)))
     return _forward(None, x, weight, root, kernel, geometry, window, uniform)
 
 
@@ -112,8 +114,12 @@ def _forward(
     geometry: Geometry,
     window: Pair,
     uniform: bool,
+    sinks: tuple[Sink | None, Sink | None] = (None, None),
 ) -> Tensor:
-    """The layer; what its gradient needs is put into ``ctx``, if there is one."""
+    """The layer; what its gradient needs is put into ``ctx``, if there is one.
+
+    ``sinks``: where the gradients of filters and root go; None: to autograd.
+    """
     x = dense(x)
     patches = patches_of(x.shape, (1, 1) if weight is None else (weight.shape[2], weight.shape[3]), geometry)
     (rows, columns), filters = patches.output, x.shape[1] if weight is None else len(weight)
@@ -129,9 +135,10 @@ def _forward(
     root = None if root is None else root.contiguous()
     out = x.new_empty(len(x), rows // window[0], columns // window[1], filters)
     responses: Tensor | None
-    if weight is not None and is_direct(weight):
+    if weight is not None and is_direct(weight, patches):
         weight = weight.contiguous()
-        responses = None if ctx is None else x.new_empty(len(x), rows, columns, filters).permute(0, 3, 1, 2)
+        kept = ctx is not None and not (ctx.needs_input_grad[1] and is_cheap(weight))  # else they are computed again
+        responses = x.new_empty(len(x), rows, columns, filters).permute(0, 3, 1, 2) if kept else None
         inputs = x.data_ptr(), weight.data_ptr(), squares.data_ptr(), native.address(root)
         native.call("direct_forward", *about, patches.numbers, *inputs, native.address(responses), out.data_ptr())
     else:
@@ -139,7 +146,7 @@ def _forward(
         native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
     if ctx is not None:
         ctx.save_for_backward(x, weight, root, responses, squares)
-        ctx.about, ctx.patches = about, patches
+        ctx.about, ctx.patches, ctx.sinks = about, patches, sinks
     return out.permute(0, 3, 1, 2)
 
 
@@ -156,29 +163,54 @@ class _FusedConv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root, responses, squares = ctx.saved_tensors
         need_x, need_weight, need_root = ctx.needs_input_grad[:3]
-        direct = weight is not None and need_weight and is_direct(weight)
+        direct = weight is not None and need_weight and is_direct(weight, ctx.patches)
+        wide = wide_dtype(x.device)  # of sums over images
         grad = dense(grad)
-        of_responses = torch.empty_like(responses) if need_x or not direct else None
+        of_responses = None
+        if need_x or not direct:
+            # A graph that adds to sums is gone through once, so that the responses' memory can be used again.
+            used_again = responses is not None and weight is not None and any(ctx.sinks)
+            size = len(x), *ctx.patches.output, grad.shape[1]
+            of_responses = responses if used_again else x.new_empty(size).permute(0, 3, 1, 2)
         of_squares = torch.empty_like(squares) if need_x else None
-        of_root = torch.empty_like(root) if need_root else None  # the roots of identity layers need none
+        of_root = torch.empty_like(root, dtype=wide) if need_root else None  # the roots of identity layers need none
+        of_weight = torch.empty_like(weight, dtype=wide) if direct else None
         inputs = tuple(native.address(tensor) for tensor in (responses, squares, root, grad))
         results = tuple(native.address(tensor) for tensor in (of_responses, of_squares, of_root))
-        if direct:
-            of_weight = torch.empty_like(weight)
-            images = ctx.patches.numbers, x.data_ptr()
+        if of_weight is not None:
+            images = ctx.patches.numbers, x.data_ptr(), weight.data_ptr()
             native.call("direct_backward", *ctx.about, *images, *inputs, *results, of_weight.data_ptr())
         else:
             native.call("layer_backward", *ctx.about, *inputs, *results)
-            of_weight = None
         of_x = of_responses
         if weight is not None and of_responses is not None:
             if need_weight and not direct:
-                of_x, of_weight = convolution_gradients(of_responses, x, weight, ctx.patches, (need_x, True))
+                of_x, of_weight = _convolution_gradients(ctx, of_responses, x, weight, need_x)
             elif need_x:
                 of_x = gradient_of_images(of_responses, x, weight, ctx.patches)
-        if of_squares is None or of_x is None:
-            return None, of_weight, of_root, *[None] * 4
-        pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])
-        buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))
-        native.call("patch_squares_backward", ctx.patches.numbers, *buffers)
-        return of_x, of_weight, of_root, *[None] * 4
+        if of_squares is not None and of_x is not None:
+            pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])
+            buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))
+            native.call("patch_squares_backward", ctx.patches.numbers, *buffers)
+        sums = (_delivered(sink, some, x.dtype) for sink, some in zip(ctx.sinks, (of_weight, of_root), strict=True))
+        return of_x if need_x else None, *sums, *[None] * 5
+
+
+def _delivered(sink: Sink | None, gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What autograd gets: nothing if the gradient goes elsewhere."""
+    if gradient is None or sink is None:
+        return None if gradient is None else gradient.to(dtype)
+    sink.add(gradient)
+    return None
+
+
+def _convolution_gradients(
+    ctx: Any, of_responses: Tensor, x: Tensor, weight: Tensor, need_x: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Those of images, if they are needed, and filters, by torch."""
+    geometry, sink = ctx.patches.geometry, ctx.sinks[0]
+    if sink is None:
+        of_x, of_weight = convolution_gradients(of_responses, x, weight, geometry, (need_x, True))
+        return dense(of_x) if need_x else None, of_weight
+    of_x = gradient_of_images(of_responses, x, weight, ctx.patches) if need_x else None
+    return of_x, filter_gradient(of_responses, x, weight, geometry, sink.unit)

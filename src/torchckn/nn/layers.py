@@ -101,6 +101,10 @@ class KernelConv2d(KernelLayer):
         return rows if self.groups == 1 else rows.unflatten(0, (self.groups, -1))
 
     @property
+    def sums_in_units(self) -> bool:
+        return self.groups == 1
+
+    @property
     def has_uniform_root(self) -> bool:
         """Whether A(W) has one number on its diagonal and another beside it: all cosines between channels are the same."""
         return self.init == "identity" and block_count(self.filters, self.root_block) == 1
@@ -161,6 +165,10 @@ class KernelLinear(KernelLayer):
                     f"init='identity' expected as many filters as in_features, got {filters} and {in_features}"
                 )
             self._set_identity()
+
+    @property
+    def sums_in_units(self) -> bool:
+        return True
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.flatten(1).shape[1] != self.in_features:

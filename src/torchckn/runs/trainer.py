@@ -8,6 +8,7 @@ Read first: :mod:`torchckn.fit.loop`, the steps, and :mod:`torchckn.runs`, what 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import time
@@ -32,9 +33,8 @@ from ..distributed import check_agreement, code_digest, digest_of, from_first, i
 from ..errors import ConfigError
 from ..fit.batches import TrainingBatches
 from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
-from ..fit.chunks import BATCH_NORMS
+from ..fit.chunks import BATCH_NORMS, unit_of_sums
 from ..fit.config import TrainConfig
-from ..fit.features import CHUNK
 from ..fit.folds import FEW_IMAGES
 from ..fit.loop import TrainingLoop, share_weights
 from ..fit.methods import METHODS, Method
@@ -108,7 +108,7 @@ def train(
     if config.class_weights == "balanced":
         labels = _all_labels(train_data)
         config = config.replace(class_weights=aim("balanced", None, labels, net.head.out_features).class_weights)
-    unit = config.chunk if isinstance(config.chunk, int) else CHUNK
+    unit = functools.partial(unit_of_sums, net, chunk=config.chunk, precision=config.precision)
     batch_size, classes = config.batch_size or 1, net.head.out_features
     training_batches = TrainingBatches(train_data, batch_size, classes, generator, config.augment, unit)
     with (

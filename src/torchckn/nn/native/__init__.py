@@ -103,8 +103,9 @@ def _library() -> ctypes.CDLL | None:
             ("pack", [*[pointer] * 3, ctypes.c_long, number]),
             ("packed_size", [pointer, ctypes.c_long]),
             ("direct_forward", [number, *[pointer] * 9, number]),
-            ("direct_backward", [number, *[pointer] * 12, number]),
+            ("direct_backward", [number, *[pointer] * 13, number]),
             ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
+            ("wide_registers", []),
         ):
             getattr(library, name).argtypes = arguments
         library.packed_size.restype = ctypes.c_long
@@ -114,6 +115,13 @@ def _library() -> ctypes.CDLL | None:
         _reason.append(str(error))
         return None
     return library
+
+
+@functools.cache
+def has_wide_registers() -> bool:
+    """Whether the compiled code uses registers of 16 numbers, of which there are 32."""
+    library = _library()
+    return library is not None and bool(library.wide_registers())
 
 
 def _compiler() -> str:

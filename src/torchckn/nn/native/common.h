@@ -14,6 +14,7 @@
 #define SUM _Pragma("omp simd reduction(+ : sum)")
 #define PARALLEL _Pragma("omp parallel for num_threads(threads) schedule(static)")
 #define PARTS 32
+#define UNIT 4 /* images whose sum is in single precision */
 #define LANES 8 /* channels are padded to a multiple of this */
 
 enum Status { DONE, OUT_OF_MEMORY, UNKNOWN_KERNEL, TOO_WIDE };
@@ -37,7 +38,9 @@ template <class V> INLINE V load(const float *from) {
   return value;
 }
 
-INLINE void add(const float *__restrict from, float *__restrict to, long n) {
+static inline long parts_of(long images) { return (images + UNIT - 1) / UNIT; }
+
+template <class Number> INLINE void add(const float *__restrict from, Number *__restrict to, long n) {
   SIMD for (long i = 0; i < n; i++) to[i] += from[i];
 }
 

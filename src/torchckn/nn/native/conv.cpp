@@ -54,3 +54,5 @@ extern "C" int convolution_of_x(const long *shape, const float *of_responses, co
   free(weights);
   return status;
 }
+
+extern "C" int wide_registers() { return HAS_WIDE; }

@@ -90,52 +90,60 @@ static Status forward(const Map &map, const Patches &p, const float *x, const fl
   return failed ? OUT_OF_MEMORY : DONE;
 }
 
-/* The gradients of the filters, and of responses, squares and root if asked. */
+/* The gradients of the filters, and of responses, squares and root if asked. Responses that are not given are computed again. */
 template <class Kappa>
-static Status backward(const Map &map, const Patches &p, const float *x, const float *given, const float *of_out,
-                       float *of_responses, float *of_squares, float *of_root, float *of_filter, int threads) {
+static Status backward(const Map &map, const Patches &p, const float *x, const float *packed, const float *given,
+                       const float *of_out, float *of_responses, float *of_squares, double *of_root, double *of_filter,
+                       int threads) {
   const Frame frame = frame_of(p);
   const Groups groups(map);
   const Root root(map, given, false);
   const long filters = map.filters, padded = map.padded, size = p.kernel_h * p.kernel_w;
-  const long row = p.stride_h * frame.full_w * p.channels, framed = frame.same() ? 0 : frame.size();
-  const long room = framed + 3 * groups.positions + 3 * tile_of(map) * padded + (of_responses ? 0 : groups.positions * filters);
+  const long parts = parts_of(map.n), row = p.stride_h * frame.full_w * p.channels, framed = frame.same() ? 0 : frame.size();
+  const long all = groups.positions * filters;
+  const long room = framed + 3 * groups.positions + 3 * tile_of(map) * padded + (of_responses ? 0 : all) + (map.responses ? 0 : all);
   long taps, *offsets = offsets_of(p, frame, taps);
   const long length = (taps + TAPS - 1) / TAPS * TAPS * filters;
-  float *sums = of_root ? (float *)calloc(PARTS * padded * padded, sizeof(float)) : nullptr;
-  float *of_filters = (float *)calloc(PARTS * length, sizeof(float));
+  float *sums = of_root ? (float *)calloc(parts * padded * padded, sizeof(float)) : nullptr;
+  float *of_filters = (float *)calloc(parts * length, sizeof(float));
   clear_outside(map, of_responses, of_squares);
   std::atomic<bool> failed{!offsets || !of_filters || root.failed() || (of_root && !sums)};
-  PARALLEL for (long part = 0; part < PARTS; part++) {
+  PARALLEL for (long part = 0; part < parts; part++) {
     float *buffer = failed ? nullptr : (float *)calloc(room, sizeof(float));
     if (!buffer) {
       failed = true;
       continue;
     }
     float *of_norms = buffer + framed, *tiles = of_norms + 3 * groups.positions, *own = tiles + 3 * tile_of(map) * padded;
+    float *again = own + (of_responses ? 0 : all);
     const float *image = nullptr;
-    for (long index = groups.count * part / PARTS, last = -1; index < groups.count * (part + 1) / PARTS; index++) {
+    const long end = least(map.n, (part + 1) * UNIT) * groups.of_image;
+    for (long index = part * UNIT * groups.of_image, last = -1; index < end; index++) {
       const Group group(map, groups, index);
       if (group.image != last) image = frame.of(x + group.image * p.h * p.w * p.channels, buffer);
       last = group.image;
-      const Map here = map.some_rows(group.rows, group.position, map.responses + group.position * filters);
+      const float *from = group.patches(map, p, frame, image);
+      for (long y = 0; y < group.rows * map.window_h && !map.responses; y++)
+        respond_row({from + y * row, p.stride_w * p.channels, taps, offsets, packed, again + y * map.w * filters, filters}, map.w);
+      const float *responses = map.responses ? map.responses + group.position * filters : again;
+      const Map here = map.some_rows(group.rows, group.position, responses);
       const Norms norms(here, 0, here.h * here.w, of_norms);
       Walk walk(here, 0);
       float *to = of_responses ? of_responses + group.position * filters : own; /* `own` stays zero outside of windows */
       gradients_of<Kappa>(here, root, norms, walk, here.outputs, of_out + group.output(map) * filters, to,
                           of_squares ? of_squares + group.position : nullptr, sums ? sums + part * padded * padded : nullptr, tiles);
-      correlate_all(group.patches(map, p, frame, image), row, p.stride_w * p.channels, offsets, taps, to, filters, here.h, here.w,
-                    of_filters + part * length);
+      correlate_all(from, row, p.stride_w * p.channels, offsets, taps, to, filters, here.h, here.w, of_filters + part * length);
     }
     free(buffer);
   }
   if (!failed) {
-    if (of_root) add_up(map, sums, of_root);
-    for (long part = 1; part < PARTS; part++) add(of_filters + part * length, of_filters, length);
-    for (long f = 0; f < filters; f++)
-      for (long c = 0; c < p.channels; c++)
-        for (long k = 0; k < size; k++)
-          of_filter[(f * p.channels + c) * size + k] = of_filters[(k * p.channels + c) * filters + f];
+    if (of_root) add_up(map, sums, parts, of_root);
+    memset(of_filter, 0, taps * filters * sizeof(double));
+    for (long part = 0; part < parts; part++)
+      for (long f = 0; f < filters; f++)
+        for (long c = 0; c < p.channels; c++)
+          for (long k = 0; k < size; k++)
+            of_filter[(f * p.channels + c) * size + k] += of_filters[part * length + (k * p.channels + c) * filters + f];
   }
   free(offsets);
   free(sums);
@@ -152,25 +160,41 @@ extern "C" int direct_forward_of_packed(int kind, const float *numbers, const lo
   EACH_KERNEL(forward, map, p, x, packed, root, responses, out, threads)
 }
 
+/* Filters (filters, channels, kernel_h, kernel_w), packed; to be freed. */
+static float *packed_copy(const long *patches, const float *filter, long filters) {
+  float *packed = (float *)calloc(packed_size(patches, filters), sizeof(float));
+  if (packed) pack(patches, filter, packed, filters, 1);
+  return packed;
+}
+
 /* The same of filters (filters, channels, kernel_h, kernel_w). */
 extern "C" int direct_forward(int kind, const float *numbers, const long *shape, const long *patches, const float *x,
                               const float *filter, const float *squares, const float *root, float *responses, float *out,
                               int threads) {
-  const long filters = shape[3];
-  float *packed = (float *)calloc(packed_size(patches, filters), sizeof(float));
+  float *packed = packed_copy(patches, filter, shape[3]);
   if (!packed) return OUT_OF_MEMORY;
-  pack(patches, filter, packed, filters, threads);
   const int status = direct_forward_of_packed(kind, numbers, shape, patches, x, packed, squares, root, responses, out, threads);
   free(packed);
   return status;
 }
 
-/* The number of filters is a multiple of LANES. */
+static Status backward_of_packed(int kind, const Map &map, const Patches &p, const float *x, const float *packed, const float *root,
+                                 const float *of_out, float *of_responses, float *of_squares, double *of_root, double *of_filter,
+                                 int threads) {
+  EACH_KERNEL(backward, map, p, x, packed, root, of_out, of_responses, of_squares, of_root, of_filter, threads)
+}
+
+/* The number of filters is a multiple of LANES. Responses may be missing. */
 extern "C" int direct_backward(int kind, const float *numbers, const long *shape, const long *patches, const float *x,
-                               const float *responses, const float *squares, const float *root, const float *of_out,
-                               float *of_responses, float *of_squares, float *of_root, float *of_filter, int threads) {
+                               const float *filter, const float *responses, const float *squares, const float *root,
+                               const float *of_out, float *of_responses, float *of_squares, double *of_root, double *of_filter,
+                               int threads) {
   const Map map(shape, numbers, responses, squares);
   if (root && !map.uniform && map.filters > WIDEST) return TOO_WIDE;
-  const Patches &p = *(const Patches *)patches;
-  EACH_KERNEL(backward, map, p, x, root, of_out, of_responses, of_squares, of_root, of_filter, threads)
+  float *packed = packed_copy(patches, filter, map.filters);
+  if (!packed) return OUT_OF_MEMORY;
+  const int status = backward_of_packed(kind, map, *(const Patches *)patches, x, packed, root, of_out, of_responses, of_squares,
+                                        of_root, of_filter, threads);
+  free(packed);
+  return status;
 }

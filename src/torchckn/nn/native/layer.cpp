@@ -28,15 +28,14 @@ static Status forward(const Map &map, const float *given, float *out, int thread
 /* The gradients of responses, squares and root (the latter two if asked), from that of out. */
 template <class Kappa>
 static Status backward(const Map &map, const float *given, const float *of_out, float *of_responses, float *of_squares,
-                       float *of_root, int threads) {
-  const long outputs = map.outputs, padded = map.padded;
+                       double *of_root, int threads) {
+  const long padded = map.padded, parts = parts_of(map.n);
   clear_outside(map, of_responses, of_squares);
   const Root root(map, given, false);
-  float *sums = of_root ? (float *)calloc(PARTS * padded * padded, sizeof(float)) : nullptr;
+  float *sums = of_root ? (float *)calloc(parts * padded * padded, sizeof(float)) : nullptr;
   std::atomic<bool> failed{root.failed() || (of_root && !sums)};
-  PARALLEL for (long part = 0; part < PARTS; part++) {
-    const long begin = outputs * part / PARTS, end = outputs * (part + 1) / PARTS;
-    if (begin == end) continue;
+  PARALLEL for (long part = 0; part < parts; part++) {
+    const long of_image = map.rows * map.columns, begin = part * UNIT * of_image, end = least(map.n, (part + 1) * UNIT) * of_image;
     Walk walk(map, begin);
     const long positions = Walk(map, end - 1).last() + 1 - walk.position;
     float *buffer = failed ? nullptr : (float *)calloc(3 * positions + 3 * tile_of(map) * padded, sizeof(float));
@@ -49,7 +48,7 @@ static Status backward(const Map &map, const float *given, const float *of_out, 
                         sums ? sums + part * padded * padded : nullptr, buffer + 3 * positions);
     free(buffer);
   }
-  if (of_root && !failed) add_up(map, sums, of_root);
+  if (of_root && !failed) add_up(map, sums, parts, of_root);
   free(sums);
   return failed ? OUT_OF_MEMORY : DONE;
 }
@@ -61,7 +60,7 @@ extern "C" int layer_forward(int kind, const float *numbers, const long *shape, 
 }
 
 extern "C" int layer_backward(int kind, const float *numbers, const long *shape, const float *responses, const float *squares,
-                              const float *root, const float *of_out, float *of_responses, float *of_squares, float *of_root,
+                              const float *root, const float *of_out, float *of_responses, float *of_squares, double *of_root,
                               int threads) {
   const Map map(shape, numbers, responses, squares);
   if (root && !map.uniform && map.filters > WIDEST) return TOO_WIDE;

@@ -4,7 +4,9 @@ Images are channels last, (n, h, w, c). `responses` is W E; `squares` is the dia
 overlap. Raw pointers and no headers of torch: it compiles in seconds. torchckn/nn/native/__init__.py builds, loads and calls it.
 The same layer in plain torch: torchckn/nn/functional.py. Read next: layer.cpp and direct.cpp, which go through all images.
 
-Work is cut into parts whose number does not depend on the number of threads, and neither does any result. */
+Work is cut into parts whose number does not depend on the number of threads, and neither does any result. Parts whose sums over
+images are added up are UNIT images each, and they are added up in double precision: so a sum does not depend either on which other
+images there are in the same call. */
 
 #pragma once
 
@@ -199,11 +201,12 @@ INLINE void add_values(const Map &map, const long filters, const Norms &norms, l
   }
 }
 
-/* The same, and the gradients of responses and squared norm (if asked) from that of the values, g. */
+/* The same, and the gradients of responses and squared norm (if asked) from that of the values, g. The gradients of responses may
+take the place of the responses. */
 template <class Kappa>
 INLINE void add_gradients(const Map &map, const long filters, const Norms &norms, long position, float *__restrict values,
-                          const float *__restrict g, float *__restrict of_responses, float *__restrict of_squares) {
-  const float *__restrict responses = map.responses + position * filters, *__restrict numbers = map.numbers;
+                          const float *__restrict g, float *of_responses, float *__restrict of_squares) {
+  const float *responses = map.responses + position * filters, *__restrict numbers = map.numbers;
   const float inverse = norms.inverse[position - norms.first], scale = norms.scale[position - norms.first];
   const float lower = norms.lower[position - norms.first], degree = map.degree;
   float sum = 0;
@@ -326,19 +329,21 @@ static void gradients_of(const Map &map, const Root &root, const Norms &norms, W
   }
 }
 
-/* Positions that no window contains have no gradient. */
+/* Positions that no window contains have no gradient. (Others may hold responses still.) */
 static void clear_outside(const Map &map, float *of_responses, float *of_squares) {
-  if (map.h % map.window_h == 0 && map.w % map.window_w == 0) return;
-  const long positions = map.n * map.h * map.w;
-  if (of_responses) memset(of_responses, 0, positions * map.filters * sizeof(float));
-  if (of_squares) memset(of_squares, 0, positions * sizeof(float));
+  const long inside = map.columns * map.window_w;
+  for (long line = 0; line < map.n * map.h; line++) {
+    const long first = line % map.h < map.rows * map.window_h ? inside : 0, begin = line * map.w + first, count = map.w - first;
+    if (of_responses) memset(of_responses + begin * map.filters, 0, count * map.filters * sizeof(float));
+    if (of_squares) memset(of_squares + begin, 0, count * sizeof(float));
+  }
 }
 
-/* The gradient of the root (f, f) from its PARTS sums. */
-static void add_up(const Map &map, const float *sums, float *of_root) {
+/* The gradient of the root (f, f) from the sums of its parts. */
+static void add_up(const Map &map, const float *sums, long parts, double *of_root) {
   const long filters = map.filters, padded = map.padded;
-  memset(of_root, 0, filters * filters * sizeof(float));
-  for (long part = 0; part < PARTS; part++)
+  memset(of_root, 0, filters * filters * sizeof(double));
+  for (long part = 0; part < parts; part++)
     for (long i = 0; i < filters; i++) add(sums + (part * padded + i) * padded, of_root + i * filters, filters);
 }
 

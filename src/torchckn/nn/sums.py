@@ -1,0 +1,148 @@
+r"""Gradients that are sums over images, the same bit for bit however the images are divided among chunks and processes.
+
+.. math:: \frac{\partial L}{\partial W} = \sum_u \Big( \sum_{i \in U_u} \frac{\partial L_i}{\partial W} \Big)
+
+In float32 the last bits of a sum depend on the order of its terms: here, on which images are in a chunk, and on how many processes
+share a batch. Within :meth:`GradientSums.active`, layers compute the gradients of filters and roots for one unit :math:`U_u` of
+images at a time, in float32, and add up the units in float64, where the sum of a few float32 numbers has no rounding error unless
+their sizes differ by more than 2^29. So a batch can be divided between any two units.
+
+Read first: :mod:`torchckn.nn.devices`. Read next: :mod:`torchckn.nn.fused`, and :mod:`torchckn.fit.chunks`, which uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .devices import wide_dtype
+from .direct import Geometry, convolution_gradients
+
+
+class GradientSums:
+    """Gradients of leaves, added up in double precision.
+
+    Args:
+        leaves: filters, roots and other parameters.
+        unit: images that layers add up in their own precision; None: layers leave the sums to autograd, one per chunk.
+    """
+
+    def __init__(self, leaves: Sequence[Tensor], unit: int | None = None) -> None:
+        self.leaves, self.unit = list(leaves), unit
+        self.sums: dict[int, Tensor] = {}
+        """by the number of the leaf"""
+        self._numbers = {id(leaf): i for i, leaf in enumerate(self.leaves)}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Graphs that are made within this context add their gradients of filters and roots to these sums, once: layers use the
+        memory of such a graph again when they go back through it."""
+        token = _active.set(self if self.unit else None)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+    def backward(self, output: Tensor, cotangent: Tensor) -> None:
+        """Add the gradients of all leaves through ``output``."""
+        if not output.requires_grad:
+            return
+        for i, gradient in enumerate(torch.autograd.grad(output, self.leaves, cotangent, allow_unused=True)):
+            if gradient is not None:  # else there is none, or a layer has added it
+                self.add(i, gradient)
+
+    def add(self, number: int, gradient: Tensor) -> None:
+        if number in self.sums:
+            self.sums[number] += gradient
+        else:
+            self.sums[number] = gradient.to(wide_dtype(gradient.device), copy=True)
+
+
+_active: ContextVar[GradientSums | None] = ContextVar("active sums", default=None)
+
+
+class Sink(NamedTuple):
+    """Where the gradient of a leaf goes, instead of back to autograd."""
+
+    sums: GradientSums
+    number: int
+
+    @property
+    def unit(self) -> int:
+        assert self.sums.unit
+        return self.sums.unit
+
+    def add(self, gradient: Tensor) -> None:
+        self.sums.add(self.number, gradient)
+
+
+def sink_of(tensor: Tensor | None) -> Sink | None:
+    """Of a leaf of the sums that are active; None for any other tensor."""
+    sums = _active.get()
+    number = None if sums is None or not torch.is_grad_enabled() else sums._numbers.get(id(tensor))
+    return None if sums is None or number is None else Sink(sums, number)
+
+
+def conv2d(x: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
+    """``F.conv2d`` whose filters may be a leaf of active sums."""
+    sink = sink_of(weight)
+    if sink is None:
+        return F.conv2d(x, weight, None, *geometry, groups)
+    return _Conv.apply(x, weight, geometry, groups, sink)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``F.linear`` of images (N, ..., s) whose matrix (f, s) may be a leaf of active sums."""
+    sink = sink_of(weight)
+    return F.linear(x, weight) if sink is None else _Linear.apply(x, weight, sink)
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry, groups: int, sink: Sink) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.about = geometry, groups, sink
+        return F.conv2d(x, weight, None, *geometry, groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        geometry, groups, sink = ctx.about
+        sink.add(filter_gradient(grad, x, weight, geometry, sink.unit, groups))
+        of_x = convolution_gradients(grad, x, weight, geometry, (True, False), groups)[0] if ctx.needs_input_grad[0] else None
+        return of_x, None, None, None, None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sink: Sink) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sink = sink
+        return F.linear(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        for some_of_grad, some in zip(grad.split(ctx.sink.unit), x.split(ctx.sink.unit), strict=True):
+            ctx.sink.add(some_of_grad.reshape(-1, len(weight)).T @ some.reshape(-1, weight.shape[1]))
+        return grad @ weight if ctx.needs_input_grad[0] else None, None, None
+
+
+def filter_gradient(of_responses: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, unit: int, groups: int = 1) -> Tensor:
+    """The gradient of a convolution's filters (f, C / groups, kh, kw), units of images added up in double precision."""
+    pairs = zip(of_responses.split(unit), x.split(unit), strict=True)
+    weight = weight.detach().contiguous(memory_format=torch.channels_last)  # once, and not for each unit
+    first, *others = (convolution_gradients(*pair, weight, geometry, (False, True), groups)[1] for pair in pairs)
+    total = first.to(wide_dtype(weight.device))
+    for other in others:
+        total += other
+    return total
