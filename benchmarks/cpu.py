@@ -1,7 +1,6 @@
 """The tables of training steps and of inference by the time of the processor on one thread, which repeats on a busy machine, too.
 
 python -m benchmarks.cpu
-python -m benchmarks.cpu --chunks    # a step by the number of images per chunk
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rich.console import Console
 from torchckn.memory import keep_freed_memory
 
 from .tables import inference_table
-from .training import chunk_table, step_table
+from .training import step_table
 
 
 def main() -> None:
@@ -23,15 +22,11 @@ def main() -> None:
         prog="python -m benchmarks.cpu", description=__doc__.splitlines()[0] if __doc__ else None
     )
     parser.add_argument("--runs", type=int, default=5, help="runs of the table of steps")
-    parser.add_argument("--chunks", action="store_true", help="only steps by the number of images per chunk")
     arguments = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     console = Console(width=150)
-    if arguments.chunks:
-        console.print(chunk_table(time.process_time))
-        return
     console.print(inference_table(clock=time.process_time))
     console.print(step_table(arguments.runs, clock=time.process_time))
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import nn
 
-from torchckn.choices import Chunk, HeadUpdate
+from torchckn.choices import HeadUpdate
 from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.methods import ULR, MethodOptions
 
@@ -36,9 +36,9 @@ def batch_for(name: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ulr(
-    name: str, filters: int, batch: int, head_update: HeadUpdate = "reuse", hessian: str = "auto", chunk: Chunk = "auto"
+    name: str, filters: int, batch: int, head_update: HeadUpdate = "reuse", hessian: str = "auto"
 ) -> Callable[[], object]:
-    options = MethodOptions(lam=LAM, tau=TAU, head_update=head_update, hessian=hessian, chunk=chunk)  # type: ignore[arg-type]
+    options = MethodOptions(lam=LAM, tau=TAU, head_update=head_update, hessian=hessian)  # type: ignore[arg-type]
     method = ULR(kernel_network(name, filters), options)
     return functools.partial(method.step, *batch_for(name, batch), LR)
 
@@ -99,21 +99,6 @@ def step_table(
                 found[name].append(value)
         cells = [*(str(part) for part in case), *(f"{1e3 * value:.0f}" for value in times.values())]
         table.add_row(*cells, *(spread(found[name]) for name in ratios))
-    return table
-
-
-CHUNKS = (128, 64, 43, 32, 22)
-
-
-def chunk_table(clock: Callable[[], float] = time.perf_counter) -> Table:
-    """Steps in smaller chunks, which more processes could share without dividing one, relative to chunks of 128 images."""
-    table = Table(title="One ULR step on 256 images with the exact head, by images per chunk (relative to 128)")
-    for column in ("network", "filters", "milliseconds, chunks of 128", *map(str, CHUNKS[1:])):
-        table.add_column(column, justify="right")
-    for name, filters in (("LeNet-5", 8), ("LeNet-5", 32), ("All-CNN-C", 8)):
-        steps = {str(chunk): ulr(name, filters, 256, "exact", chunk=chunk) for chunk in CHUNKS}
-        first, *others = median_times(steps, rounds=15, clock=clock).values()
-        table.add_row(name, str(filters), f"{1e3 * first:.0f}", *(f"{other / first:.2f}" for other in others))
     return table
 
 

@@ -23,7 +23,7 @@ from ..network import Classifier
 from ..nn.base import KernelLayer, shared_projections
 from ..nn.checks import require
 from ..nn.devices import autocast, sums_in_units, wide_dtype
-from ..nn.sums import GradientSums
+from ..nn.sums import GradientSums, in_units
 from .features import CHUNK
 
 T = TypeVar("T")
@@ -61,7 +61,8 @@ def batch_gradient(
             graphs = [first, *(_features(net, piece, precision) for piece in pieces[1:fitting])]
         random_state = torch.get_rng_state()  # so that dropout is the same in the second pass
         rest = pieces[fitting:]
-        parts = [*(part.detach() for part in graphs), *features_in_chunks(net, rest, precision)]
+        with in_units(sums.unit):
+            parts = [*(part.detach() for part in graphs), *features_in_chunks(net, rest, precision)]
         features = torch.cat(parts).requires_grad_()
         if precision == "float16":
             require(features.detach().isfinite(), lambda: _overflow("features"))
@@ -102,7 +103,7 @@ def _finish(sums: GradientSums, value: Tensor) -> Tensor:
 
 
 def unit_of_sums(net: Classifier, batch_size: float, chunk: Chunk = "auto", precision: Precision = "float32") -> int:
-    """Images in a row that one process should have: a batch that is divided between such units has the same gradient, bit for bit.
+    """Images in a row that one process should have: between such units, a batch can be divided with the same result bit for bit.
 
     They are whole chunks where a layer leaves its sums over images to autograd.
     """
@@ -112,7 +113,7 @@ def unit_of_sums(net: Classifier, batch_size: float, chunk: Chunk = "auto", prec
 def _unit_of_layers(net: Classifier, batch_size: float, chunk: Chunk, precision: Precision) -> int | None:
     """Images whose gradients layers add up in their own precision: a quarter of a batch, within limits; None: all of a chunk."""
     layers = [module for module in net.modules() if isinstance(module, KernelLayer) and module.sums_in_units]
-    own = {parameter for parameter in (*net.head.parameters(), *(p for layer in layers for p in layer.sphere_parameters()))}
+    own = {*net.head.parameters(), *(weight for layer in layers for weight in layer.sphere_parameters())}
     rest = any(parameter.requires_grad and parameter not in own for parameter in net.parameters())
     if rest or precision != "float32" or not sums_in_units(net.head.weight.device):
         return None
@@ -147,9 +148,15 @@ def features_in_chunks(net: Classifier, pieces: list[Tensor], precision: Precisi
 
 
 @torch.no_grad()
-def batch_features(net: Classifier, images: Tensor, chunk: Chunk = "auto", precision: Precision = "float32") -> Tensor:
+def batch_features(
+    net: Classifier,
+    images: Tensor,
+    chunk: Chunk = "auto",
+    precision: Precision = "float32",
+    batch_size: float | None = None,
+) -> Tensor:
     """Features (n, d) of a batch, without a graph, as :func:`batch_gradient` computes them."""
-    with shared_projections(net):
+    with shared_projections(net), in_units(_unit_of_layers(net, batch_size or len(images), chunk, precision)):
         return torch.cat(features_in_chunks(net, _pieces(net, images, chunk), precision))
 
 
@@ -172,7 +179,12 @@ def _pieces(net: Classifier, images: Tensor, chunk: Chunk) -> list[Tensor]:
             f"a batch cannot be cut into chunks for a network with {type(coupled[0]).__name__}, whose output for an "
             "image depends on the whole batch; use chunk='all'"
         )
-    return list(images.split(chunk))
+    pieces = list(images.split(chunk))
+    if (
+        chunk > 1 and len(pieces) > 1 and len(pieces[-1]) == 1
+    ):  # for one image alone, convolutions of torch have other last bits
+        pieces[-2:] = [images[-len(pieces[-2]) - 1 :]]
+    return pieces
 
 
 #: modules whose output for an image depends on the other images of the batch

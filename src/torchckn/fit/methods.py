@@ -136,12 +136,12 @@ class Method:
     def loss(self, images: Tensor, labels: Tensor) -> float:
         """The objective of the current filters and classifier on a batch, by which learning rates are compared."""
         self.net.train()
-        features = batch_features(self.net, images, self.options.chunk, self.options.precision)
+        (count,) = total_of_numbers(len(labels))
+        features = batch_features(self.net, images, self.options.chunk, self.options.precision, count)
         labels = check_labels(labels, self.net.head.out_features).to(features.device)
         with summing(self.net):
             part = float(self._objective(features, labels)[0])
-        summed, count = total_of_numbers(len(labels) * part, len(labels))
-        return summed / count
+        return total_of_numbers(len(labels) * part)[0] / count
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'.
@@ -193,7 +193,8 @@ class ULR(Method):
     def _follow(self, images: Tensor, labels: Tensor) -> None:
         if self.options.head_update == "exact":  # the model of the same classifier, at the new filters
             with torch.no_grad():
-                features = batch_features(self.net, images, self.options.chunk, self.options.precision)
+                chunk, precision = self.options.chunk, self.options.precision
+                features = batch_features(self.net, images, chunk, precision, self._images)
                 self._eta = self._reduce(self.net.scaling.calibrated(features), labels)[1]
         step_head(self.net.head, self._eta)
 

@@ -42,7 +42,7 @@ from .direct import Geometry
 from .fused import applies, fused_conv2d, window_of
 from .geometry import Pair
 from .invsqrt import Spectrum, inverse_sqrt, precomputed_inverse_sqrt, resolve_method
-from .sums import conv2d, linear, sink_of
+from .sums import conv2d, linear
 
 
 def filter_gram(weight: Tensor, kernel: Kernel, eps: float) -> Tensor:
@@ -208,7 +208,7 @@ def kernel_conv2d(
     # A root has large entries of both signs, which amplify the rounding of what they multiply.
     with own_precision(x.device):
         values = values.to(root.dtype)
-        if root.ndim == 2 and (values.stride(1) == 1 or sink_of(root)):  # channels last: a product of matrices
+        if root.ndim == 2 and (values.stride(1) == 1 or prefers_channels_last(x.device)):  # a product of matrices
             return linear(values.permute(0, 2, 3, 1), root).permute(0, 3, 1, 2)
         return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
 

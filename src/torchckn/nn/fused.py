@@ -26,7 +26,7 @@ from . import native
 from .devices import wide_dtype
 from .direct import Geometry, convolution_gradients, dense, gradient_of_images, integers, is_cheap, is_direct, patches_of
 from .geometry import Pair
-from .sums import Sink, filter_gradient, sink_of
+from .sums import Sink, delivered, filter_gradient, sink_of
 
 
 def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
@@ -192,16 +192,8 @@ class _FusedConv(torch.autograd.Function):
             pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])
             buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))
             native.call("patch_squares_backward", ctx.patches.numbers, *buffers)
-        sums = (_delivered(sink, some, x.dtype) for sink, some in zip(ctx.sinks, (of_weight, of_root), strict=True))
+        sums = (delivered(sink, some, x.dtype) for sink, some in zip(ctx.sinks, (of_weight, of_root), strict=True))
         return of_x if need_x else None, *sums, *[None] * 5
-
-
-def _delivered(sink: Sink | None, gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What autograd gets: nothing if the gradient goes elsewhere."""
-    if gradient is None or sink is None:
-        return None if gradient is None else gradient.to(dtype)
-    sink.add(gradient)
-    return None
 
 
 def _convolution_gradients(
@@ -210,7 +202,7 @@ def _convolution_gradients(
     """Those of images, if they are needed, and filters, by torch."""
     geometry, sink = ctx.patches.geometry, ctx.sinks[0]
     if sink is None:
-        of_x, of_weight = convolution_gradients(of_responses, x, weight, geometry, (need_x, True))
-        return dense(of_x) if need_x else None, of_weight
+        both = convolution_gradients(of_responses, x, weight, geometry, (need_x, True))
+        return dense(both[0]) if need_x else None, both[1]
     of_x = gradient_of_images(of_responses, x, weight, ctx.patches) if need_x else None
     return of_x, filter_gradient(of_responses, x, weight, geometry, sink.unit)

@@ -2,17 +2,19 @@ r"""Gradients that are sums over images, the same bit for bit however the images
 
 .. math:: \frac{\partial L}{\partial W} = \sum_u \Big( \sum_{i \in U_u} \frac{\partial L_i}{\partial W} \Big)
 
-In float32 the last bits of a sum depend on the order of its terms: here, on which images are in a chunk, and on how many processes
-share a batch. Within :meth:`GradientSums.active`, layers compute the gradients of filters and roots for one unit :math:`U_u` of
-images at a time, in float32, and add up the units in float64, where the sum of a few float32 numbers has no rounding error unless
-their sizes differ by more than 2^29. So a batch can be divided between any two units.
+In float32 the last bits of a sum depend on the order of its terms: here, on which images are in a chunk, and on how many
+processes share a batch. Within :meth:`GradientSums.active`, layers compute the gradients of filters and roots for one unit
+:math:`U_u` of images at a time, in float32, and add up the units in float64, where the sum of a few float32 numbers has no
+rounding error unless their sizes differ by more than 2^29. Products of matrices, whose last bits depend on how many rows they
+have, are of one unit at a time as well (:func:`in_units`); convolutions treat each image alike, if there are at least two. So
+a batch can be divided between any two units.
 
 Read first: :mod:`torchckn.nn.devices`. Read next: :mod:`torchckn.nn.fused`, and :mod:`torchckn.fit.chunks`, which uses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -46,7 +48,8 @@ class GradientSums:
         memory of such a graph again when they go back through it."""
         token = _active.set(self if self.unit else None)
         try:
-            yield
+            with in_units(self.unit):
+                yield
         finally:
             _active.reset(token)
 
@@ -66,6 +69,17 @@ class GradientSums:
 
 
 _active: ContextVar[GradientSums | None] = ContextVar("active sums", default=None)
+_unit: ContextVar[int | None] = ContextVar("unit", default=None)
+
+
+@contextmanager
+def in_units(unit: int | None) -> Iterator[None]:
+    """Within this context products of matrices are those of so many images at a time; None: of all."""
+    token = _unit.set(unit)
+    try:
+        yield
+    finally:
+        _unit.reset(token)
 
 
 class Sink(NamedTuple):
@@ -99,9 +113,19 @@ def conv2d(x: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Te
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``F.linear`` of images (N, ..., s) whose matrix (f, s) may be a leaf of active sums."""
-    sink = sink_of(weight)
-    return F.linear(x, weight) if sink is None else _Linear.apply(x, weight, sink)
+    """``F.linear`` of images (N, ..., s), in units, whose matrix (f, s) may be a leaf of active sums."""
+    unit = _unit.get()
+    if unit is None:
+        return F.linear(x, weight)
+    return _Linear.apply(x, weight, unit, sink_of(weight)) if torch.is_grad_enabled() else _products(x, weight.T, unit)
+
+
+def _products(x: Tensor, matrix: Tensor, unit: int) -> Tensor:
+    """Images (N, ..., s) times a matrix (s, f), so many of them at a time: (N, ..., f)"""
+    out = x.new_empty(*x.shape[:-1], matrix.shape[1])
+    for some, to in zip(x.split(unit), out.split(unit), strict=True):
+        torch.mm(some.reshape(-1, len(matrix)), matrix, out=to.view(-1, matrix.shape[1]))
+    return out
 
 
 class _Conv(torch.autograd.Function):
@@ -117,32 +141,53 @@ class _Conv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         geometry, groups, sink = ctx.about
         sink.add(filter_gradient(grad, x, weight, geometry, sink.unit, groups))
-        of_x = convolution_gradients(grad, x, weight, geometry, (True, False), groups)[0] if ctx.needs_input_grad[0] else None
+        of_x = (
+            convolution_gradients(grad, x, weight, geometry, (True, False), groups)[0] if ctx.needs_input_grad[0] else None
+        )
         return of_x, None, None, None, None
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, sink: Sink) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, unit: int, sink: Sink | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sink = sink
-        return F.linear(x, weight)
+        ctx.about = unit, sink
+        return _products(x, weight.T, unit)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        for some_of_grad, some in zip(grad.split(ctx.sink.unit), x.split(ctx.sink.unit), strict=True):
-            ctx.sink.add(some_of_grad.reshape(-1, len(weight)).T @ some.reshape(-1, weight.shape[1]))
-        return grad @ weight if ctx.needs_input_grad[0] else None, None, None
+        unit, sink = ctx.about
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            pairs = zip(grad.split(unit), x.split(unit), strict=True)
+            parts = (some_of.reshape(-1, len(weight)).T @ some.reshape(-1, weight.shape[1]) for some_of, some in pairs)
+            of_weight = delivered(sink, _added_up(parts), weight.dtype)
+        return _products(grad, weight, unit) if ctx.needs_input_grad[0] else None, of_weight, None, None
 
 
-def filter_gradient(of_responses: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, unit: int, groups: int = 1) -> Tensor:
-    """The gradient of a convolution's filters (f, C / groups, kh, kw), units of images added up in double precision."""
-    pairs = zip(of_responses.split(unit), x.split(unit), strict=True)
-    weight = weight.detach().contiguous(memory_format=torch.channels_last)  # once, and not for each unit
-    first, *others = (convolution_gradients(*pair, weight, geometry, (False, True), groups)[1] for pair in pairs)
-    total = first.to(wide_dtype(weight.device))
+def _added_up(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of at least one part, in double precision."""
+    first, *others = parts
+    total = first.to(wide_dtype(first.device))
     for other in others:
         total += other
     return total
+
+
+def delivered(sink: Sink | None, gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What autograd gets of a gradient: nothing if it goes to a sink."""
+    if gradient is None or sink is None:
+        return None if gradient is None else gradient.to(dtype)
+    sink.add(gradient)
+    return None
+
+
+def filter_gradient(
+    of_responses: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, unit: int, groups: int = 1
+) -> Tensor:
+    """The gradient of a convolution's filters (f, C / groups, kh, kw), units of images added up in double precision."""
+    pairs = zip(of_responses.split(unit), x.split(unit), strict=True)
+    weight = weight.detach().contiguous(memory_format=torch.channels_last)  # once, and not for each unit
+    return _added_up(convolution_gradients(*pair, weight, geometry, (False, True), groups)[1] for pair in pairs)

@@ -1,0 +1,159 @@
+"""Gradients of filters as sums over images: the same bits however a batch is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import torchckn
+from torchckn import distributed, zoo
+from torchckn.fit import chunks
+from torchckn.fit.chunks import batch_gradient, unit_of_sums
+from torchckn.fit.methods import METHODS, MethodOptions
+from torchckn.graph import AveragePool, Conv, Dense, Graph
+from torchckn.kernels import ArcCosine, Kernel, Linear, Matern, RBFSphere
+from torchckn.nn.base import shared_projections
+from torchckn.nn.sums import GradientSums
+
+from .processes import Processes
+from .training import convnet, mnist_mini, network, seeded
+
+KERNELS = [RBFSphere(0.6), ArcCosine(1), Linear(), Matern(1.5, 0.7)]  # compiled, compiled, without a map, in plain torch
+
+
+def small(kernel: Kernel, filters: int, window: int, seed: int = 0) -> torchckn.CKN:
+    nodes = [
+        Conv("conv1", filters=filters, kernel_size=(3, 3), padding=(1, 1), kernel=kernel),
+        AveragePool("pool", kernel_size=(window, window), stride=(window, window)),
+        Conv("same", filters=filters, init="identity", trainable=False, kernel=RBFSphere(0.6)),
+        Conv("conv2", filters=16, kernel_size=(3, 3), kernel=kernel),
+        Dense("dense", filters=6, kernel=kernel),
+    ]
+    return torchckn.CKN(Graph((2, 10, 10), nodes), generator=seeded(seed))
+
+
+def sums_of(net: torchckn.CKN, images: Tensor, cotangents: Tensor, ends: Sequence[int], unit: int) -> list[Tensor]:
+    """The sums of all leaves' gradients, from images that go through the network in several pieces."""
+    with shared_projections(net) as roots:
+        sums = GradientSums([*(p for p in net.parameters() if p.requires_grad), *roots], unit)
+        for start, end in zip([0, *ends], [*ends, len(images)], strict=True):
+            with sums.active():
+                features = net.features(images[start:end])
+            sums.backward(features, cotangents[start:end])
+    assert len(sums.sums) >= 6  # three layers' filters and roots
+    return [sums.sums[i] for i in sorted(sums.sums)]
+
+
+@settings(max_examples=25)
+@given(
+    kernel=st.sampled_from(KERNELS),
+    filters=st.sampled_from([5, 8, 16, 40]),
+    window=st.sampled_from([1, 2, 3]),  # 3 does not divide 10
+    images=st.integers(1, 40),
+    unit=st.sampled_from([4, 8, 16]),
+    seed=st.integers(0, 2**16),
+    data=st.data(),
+)
+def test_sums_are_the_same_wherever_a_batch_is_divided_between_units(
+    kernel, filters, window, images, unit, seed, data
+) -> None:
+    net = small(kernel, filters, window, seed)
+    x = torch.randn(images, 2, 10, 10, generator=seeded(seed))
+    cotangents = torch.randn(images, 6, generator=seeded(seed + 1))
+    whole = sums_of(net, x, cotangents, [], unit)
+    borders = range(unit, images - 1, unit)  # not one image alone, which torch convolves in another way
+    ends = sorted(data.draw(st.sets(st.sampled_from(borders)))) if borders else []
+    parts = sums_of(net, x, cotangents, ends, unit)
+    assert all(one.dtype == torch.float64 for one in whole)
+    assert all(torch.equal(one.float(), other.float()) for one, other in zip(whole, parts, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+def test_the_gradient_by_sums_is_that_of_autograd(kernel: Kernel, dtype: torch.dtype, tolerance: float) -> None:
+    images = torch.randn(24, 2, 10, 10, generator=seeded(3), dtype=dtype)
+    for window in (2, 3):
+        net, other = (small(kernel, 16, window).to(dtype) for _ in range(2))
+        net.features(images).square().sum().backward()
+        batch_gradient(other, images, lambda x: (x.square().sum(), None))
+        pairs = zip(net.named_parameters(), other.parameters(), strict=True)
+        trained = [(name, one.grad, two.grad) for (name, one), two in pairs if one.grad is not None]
+        assert len(trained) == 3
+        for name, expected, by_sums in trained:
+            assert by_sums is not None
+            assert (by_sums - expected).norm() <= tolerance * expected.norm(), name
+
+
+def test_a_unit_is_a_quarter_of_a_batch_and_never_divides_what_is_summed_by_autograd() -> None:
+    net = network()
+    assert [unit_of_sums(net, n) for n in (1, 16, 20, 64, 100, 128, 256, 10_000)] == [4, 4, 4, 16, 16, 32, 32, 32]
+    assert unit_of_sums(net, 256, chunk=64) == 32
+    assert unit_of_sums(net, 256, chunk=20) == 20  # no multiple of 32: whole chunks
+    assert unit_of_sums(net, 256, precision="bfloat16") == chunks.CHUNK
+    with net.training_only(None, bandwidths=True):  # whose gradient is a sum over images, too
+        assert unit_of_sums(net, 256) == chunks.CHUNK
+    assert unit_of_sums(convnet(), 256) == chunks.CHUNK
+
+
+def test_what_is_computed_outside_of_training_leaves_its_gradient_to_autograd() -> None:
+    net = small(RBFSphere(0.6), 8, 2)
+    images = torch.randn(6, 2, 10, 10, generator=seeded(1))
+    batch_gradient(net, images, lambda x: (x.square().sum(), None))
+    by_sums = net.layers.conv1.weight.grad.clone()  # type: ignore[union-attr, operator]
+    net.zero_grad()
+    loss = net.features(images).square().sum()
+    loss.backward(retain_graph=True)
+    once = net.layers.conv1.weight.grad.clone()  # type: ignore[union-attr, operator]
+    loss.backward()  # a second time: the graph still has what it needs
+    torch.testing.assert_close(once, by_sums, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(net.layers.conv1.weight.grad, 2 * once)  # type: ignore[union-attr]
+
+
+def steps(method: str, match: bool, batch_size: int) -> dict[str, Tensor]:
+    """Three steps on chunks of the usual size, each process on its share of every batch."""
+    convnet = zoo.build("lenet5", filters=16, padding=2)
+    net = torchckn.translate(convnet, (1, 28, 28), "match" if match else RBFSphere(0.6), generator=seeded(0))
+    images, labels = mnist_mini().train
+    one = METHODS[method](net, MethodOptions(lam=2**-8, momentum=0.5))
+    for i in range(3):
+        index = torch.arange(i * batch_size, (i + 1) * batch_size)
+        mine = index[distributed.share(batch_size, unit_of_sums(net, batch_size))]
+        one.step(images[mine], labels[mine], lr=2**-6)
+    return net.state_dict()
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory):
+    mnist_mini()  # loaded once, before the processes are forked
+    group = Processes(3, tmp_path_factory.mktemp("three"))
+    yield group
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "match", "batch_size"), [("ulr", True, 100), ("ulr", False, 256), ("sgo", True, 64), ("sgo", False, 100)]
+)
+def test_processes_that_divide_a_chunk_end_with_the_bits_of_one(
+    three: Processes, method: str, match: bool, batch_size: int
+) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one = steps(method, match, batch_size)
+    finally:
+        torch.set_num_threads(threads)
+    for other in three(steps, method, match, batch_size):
+        assert all(torch.equal(other[name], value) for name, value in one.items())
+
+
+def test_no_image_is_left_for_a_chunk_of_its_own() -> None:
+    net, images = network(), torch.arange(13.0)[:, None, None, None]
+    assert [len(piece) for piece in chunks._pieces(net, images, 4)] == [4, 4, 5]
+    assert torch.cat(chunks._pieces(net, images, 4)).equal(images)
+    assert [len(piece) for piece in chunks._pieces(net, images[:1], 4)] == [1]
+    assert [len(piece) for piece in chunks._pieces(net, images[:3], 1)] == [1, 1, 1]
