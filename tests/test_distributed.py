@@ -35,7 +35,7 @@ TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Processes]]:
     mnist_mini()  # loaded once, before the processes are forked
-    import torch._dynamo  # so is what a first sum imports: it takes seconds
+    import torch._dynamo  # noqa: F401 (so is what the first sum imports, which takes seconds)
 
     groups = {count: Processes(count, tmp_path_factory.mktemp(f"group{count}")) for count in COUNTS}
     yield groups
