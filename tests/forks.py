@@ -213,7 +213,9 @@ def _mind(order: dict[str, Any], pipes: list[int], status: int, stands_for: bool
     os.close(out)
     os.close(err)
     os.write(status, f"{command}\n".encode())
-    if stands_for and status in select.select([os.pidfd_open(command), status], [], [])[0]:  # the one it stands for was killed
+    if (
+        stands_for and status in select.select([os.pidfd_open(command), status], [], [])[0]
+    ):  # the one it stands for was killed
         os.kill(command, signal.SIGKILL)
     ended = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
     with contextlib.suppress(BrokenPipeError):
@@ -221,7 +223,9 @@ def _mind(order: dict[str, Any], pipes: list[int], status: int, stands_for: bool
     os._exit(0)
 
 
-def _execute(arguments: list[str], env: dict[str, str], cwd: str, memory: int | None = None, python: str = sys.executable) -> NoReturn:
+def _execute(
+    arguments: list[str], env: dict[str, str], cwd: str, memory: int | None = None, python: str = sys.executable
+) -> NoReturn:
     status: Any = 0
     try:
         sys.executable = python
