@@ -14,11 +14,24 @@ from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import ArcCosine, RBFSphere
 
 from .command_line import command, place
+from .drawing import drawing_runs, server
 from .experiments import spec
+from .exporting import small_network
+from .processes import groups
 from .reports import copied, runs
 from .training import mnist_mini, try_few_penalties
 
-__all__ = ["command", "copied", "place", "runs", "spec"]  # fixtures of several files
+__all__ = [
+    "command",
+    "copied",
+    "drawing_runs",
+    "groups",
+    "place",
+    "runs",
+    "server",
+    "small_network",
+    "spec",
+]  # fixtures of several files
 
 # Deadlines measure the machine, not the code; a fixed seed makes a failure repeatable.
 settings.register_profile("torchckn", deadline=None, derandomize=True, max_examples=40)

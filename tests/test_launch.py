@@ -161,7 +161,7 @@ def test_a_killed_process_ends_the_others_and_says_which_one_it_was(tmp_path: Pa
     assert "Traceback" not in text
 
 
-@pytest.mark.slow  # the message itself: test_distributed.py; that commands tell errors once: the test before
+@pytest.mark.slow  # the message itself: test_distributed_training.py; that commands tell errors once: the test before
 def test_a_mistake_is_told_once(tmp_path: Path, few_digits: Path) -> None:
     status, _, err = finished(command(train(tmp_path / "run", few_digits, 2, "--batch-size", "1", "--processes", "2")))
     assert status in (1, 2)
