@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -24,9 +25,16 @@ from .exporting import probabilities
 
 
 @pytest.mark.parametrize("opset", [18, pytest.param(20, marks=pytest.mark.slow)])
-def test_an_onnx_file_names_its_inputs_outputs_and_classes(tmp_path: Path, small_network: torchckn.CKN, opset: int) -> None:
+def test_an_onnx_file_is_written_quietly_and_names_its_inputs_outputs_and_classes(
+    tmp_path: Path,
+    small_network: torchckn.CKN,
+    opset: int,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     classes = ["cat", "dog", "\u00e9toile"]
     path = export.to_onnx(small_network, tmp_path / "new folder" / "model.onnx", opset=opset, classes=classes)
+    require_quiet_and_without_paths(path.read_bytes(), capfd, caplog)
     assert path == tmp_path / "new folder" / "model.onnx"
     assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
     model = onnx.load(path)
@@ -41,13 +49,18 @@ def test_an_onnx_file_names_its_inputs_outputs_and_classes(tmp_path: Path, small
     ]
 
 
-def test_exporting_is_quiet_and_files_contain_no_paths_of_source_files(
+def test_a_program_for_torch_is_written_quietly_whatever_the_file_is_called(
     tmp_path: Path, small_network: torchckn.CKN, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for write in (export.to_onnx, export.to_torch):
-        content = write(small_network, tmp_path / "model").read_bytes()  # whatever the file is called
-        assert b"layers.conv.root" in content or b"layers_conv_root" in content  # the file can be searched for text
-        assert b".py" not in content
+    content = export.to_torch(small_network, tmp_path / "model").read_bytes()
+    require_quiet_and_without_paths(content, capfd, caplog)
+
+
+def require_quiet_and_without_paths(
+    content: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert b"layers.conv.root" in content or b"layers_conv_root" in content  # the file can be searched for text
+    assert b".py" not in content, "the path of a source file"
     assert capfd.readouterr() == ("", "")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -64,22 +77,44 @@ class DataDependent(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def convnet_with(module: nn.Module, generator: torch.Generator) -> torchckn.ScaledConvNet:
+def convnet_with(module: nn.Module) -> torchckn.ScaledConvNet:
+    """A ConvNet with the same weights every time."""
+    torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), module, nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 3))
-    return torchckn.ScaledConvNet(net, (1, 10, 10)).initialize_(0.5, generator)
+    return torchckn.ScaledConvNet(net, (1, 10, 10)).initialize_(0.5, torch.Generator().manual_seed(0))
 
 
+_CONVERTED: dict[tuple[str, int], bytes] = {}
+
+
+@pytest.fixture
+def _converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of the same code are converted to ONNX once; the networks of the tests with this fixture have equal weights."""
+    convert = torch.onnx.export
+
+    def convert_once(program: torch.export.ExportedProgram, *, opset_version: int, **options: Any) -> Any:
+        key = program.graph_module.code, opset_version
+        if key not in _CONVERTED:
+            converted = convert(program, opset_version=opset_version, **options)
+            assert converted is not None
+            _CONVERTED[key] = converted.model_proto.SerializeToString()
+        return SimpleNamespace(model_proto=onnx.load_from_string(_CONVERTED[key]))
+
+    monkeypatch.setattr(torch.onnx, "export", convert_once)
+
+
+@pytest.mark.usefixtures("_converted_once")
 @pytest.mark.parametrize("runtime", ["onnxruntime", "onnx itself", "torch"])
 def test_a_program_that_differs_from_the_network_is_not_written(
-    tmp_path: Path, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, runtime: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
     if runtime == "onnx itself":
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
     write = export.to_torch if runtime == "torch" else export.to_onnx
     if runtime == "onnx itself":  # which no other test has
-        write(convnet_with(nn.Identity(), generator), tmp_path / "good")
+        write(convnet_with(nn.Identity()), tmp_path / "good")
     with pytest.raises(NumericalError, match=r"program to differ from the network by at most 1e-05 .* nothing was written"):
-        write(convnet_with(DifferentWhenExported(), generator), tmp_path / "bad")
+        write(convnet_with(DifferentWhenExported()), tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
 
 
@@ -95,11 +130,9 @@ def test_float32_rounding_of_large_scores_is_not_an_error(small_network: torchck
 
 
 @pytest.mark.parametrize("write", [export.to_onnx, export.to_torch])
-def test_a_network_with_data_dependent_control_flow_is_refused(
-    tmp_path: Path, generator: torch.Generator, write: Any
-) -> None:
+def test_a_network_with_data_dependent_control_flow_is_refused(tmp_path: Path, write: Any) -> None:
     with pytest.raises(TranslationError, match="this network cannot be exported for .*: .*; replace the module"):
-        write(convnet_with(DataDependent(), generator), tmp_path / "model")
+        write(convnet_with(DataDependent()), tmp_path / "model")
 
 
 @pytest.mark.parametrize("function", [export.plain, export.to_onnx, export.to_torch])
@@ -117,9 +150,10 @@ def test_a_network_of_random_features_is_refused(small_graph: Graph) -> None:
         export.plain(torchckn.CKN(graph, weights="random-features"))
 
 
+@pytest.mark.usefixtures("_converted_once")
 @pytest.mark.parametrize("write", [export.to_onnx, export.to_torch])
-def test_a_path_that_cannot_be_written_to_is_an_error(tmp_path: Path, generator: torch.Generator, write: Any) -> None:
-    small = convnet_with(nn.Identity(), generator)
+def test_a_path_that_cannot_be_written_to_is_an_error(tmp_path: Path, write: Any) -> None:
+    small = convnet_with(nn.Identity())
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write .*model: .*; choose a folder that can be written to"):
         write(small, tmp_path / "file" / "model")
@@ -137,11 +171,9 @@ def test_a_path_that_cannot_be_written_to_is_an_error(tmp_path: Path, generator:
         ({"classes": "abc"}, "classes expected a list of 3 names, one per class, got 'abc'"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
-    tmp_path: Path, generator: torch.Generator, options: dict[str, Any], message: str
-) -> None:
+def test_options_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        export.to_onnx(convnet_with(nn.Identity(), generator), tmp_path / "model.onnx", **options)
+        export.to_onnx(convnet_with(nn.Identity()), tmp_path / "model.onnx", **options)
     assert not list(tmp_path.iterdir())
 
 
