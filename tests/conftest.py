@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -19,6 +20,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """The fixtures import torch, which takes seconds, and a process that only hands tests to others needs none."""
     if not config.getoption("numprocesses", None):
         config.pluginmanager.import_plugin("tests.fixtures")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays, and need not be looked through again and again
 
 
 def pytest_unconfigure() -> None:

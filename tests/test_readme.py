@@ -40,7 +40,11 @@ def _forgetting() -> Iterator[None]:
 SMALLER = {
     "index.md": [("steps=20", "steps=4"), ("split(digits.train, 1000)", "split(digits.train[:800], 300)")],
     "sklearn.md": [("[:600]", "[:200]"), ("steps=30", "steps=4")],
-    "training.md": [("steps=20", "steps=4"), ("steps=40", "steps=15")],
+    "training.md": [
+        ("steps=20", "steps=4"),
+        ("steps=40", "steps=15"),
+        ("digits.train[:500], 100", "digits.train[:250], 50"),
+    ],
     "tutorial.md": [("steps=20", "steps=4")],
 }
 WITH_CODE = [page for page in PAGES if blocks(page) and page != README]
