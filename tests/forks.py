@@ -125,7 +125,7 @@ import json, os, signal, socket, sys
 
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect({address!r})
-order = {{"arguments": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
+order = {{"arguments": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd(), "parent": os.getppid()}}
 socket.send_fds(connection, [json.dumps(order).encode()], [1, 2])
 command = int(connection.recv(100))
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -224,11 +224,18 @@ def _mind(order: dict[str, Any], pipes: list[int], status: int, stands_for: bool
 
 
 def _execute(
-    arguments: list[str], env: dict[str, str], cwd: str, memory: int | None = None, python: str = sys.executable
+    arguments: list[str],
+    env: dict[str, str],
+    cwd: str,
+    memory: int | None = None,
+    python: str = sys.executable,
+    parent: int | None = None,
 ) -> NoReturn:
     status: Any = 0
     try:
         sys.executable = python
+        if parent is not None:
+            os.getppid = lambda: parent  # that of the process that it stands for
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which may be ignored where the tests run, as in nohup
         for number in (signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

@@ -24,6 +24,7 @@ from torchckn.experiments.runner import _Process, _Running, run_cells
 from torchckn.experiments.spec import experiment
 from torchckn.fit.methods import ULR
 
+from . import forks
 from .experiments import _beside_the_digits, cell, run_cell  # noqa: F401 - a fixture
 
 
@@ -239,7 +240,8 @@ def test_the_runner_survives_a_kill_and_gives_what_it_would_have_given(spec: Pat
     assert "2 cells, 2 of them done before" in again.stdout
 
 
-def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", forks.executable())
     bad = replace(cell(), given={"data": str(tmp_path / "nothing.npz")}, experiment="bad")
     good = cell(kind="convnet", lam=0.001)
     outcome = run_cells([bad, good], tmp_path / "out", jobs=2, quiet=True)

@@ -41,7 +41,7 @@ Running = subprocess.Popen[str] | forks.Popen
 def command(arguments: list[str], python: str = sys.executable) -> forks.Popen:
     """The command with ``--processes``, which start as ``python -m torchckn``.
 
-    That processes start as fresh interpreters too is shown by the tests with torchrun, which are slow.
+    Processes that are fresh interpreters are those of torchrun, in slow tests.
     """
     return forks.Popen(["-m", "torchckn", *arguments], env=environment(), python=python)
 
@@ -131,7 +131,8 @@ def test_torchrun_accepts_the_commands_of_the_docs() -> None:
 
 
 def test_two_processes_train_lenet5_as_one_does_and_show_one_of_everything(tmp_path: Path, few_digits: Path) -> None:
-    one = forks.run(["-m", "torchckn", *train(tmp_path / "one", few_digits)], env=environment())
+    line = [sys.executable, "-m", "torchckn", *train(tmp_path / "one", few_digits)]  # as a user starts it, not as a fork
+    one = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=WHILE)
     assert one.returncode == 0, one.stderr
     status, out, err = finished(command(train(tmp_path / "two", few_digits, 2, "--processes", "2"), forks.executable()))
     assert status == 0, err
