@@ -5,13 +5,24 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from .training import mnist_mini
+
+#: how many processes a group has
+COUNTS = (2, 3, 4)
+#: for whole trainings: 2 divides most numbers, 3 does not
+FEW = (2, 3)
+#: how far the numbers of several processes may be from those of one
+TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 class Processes:
@@ -41,6 +52,31 @@ class Processes:
     def close(self) -> None:
         for end in self._ends:
             end.send(None)
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Processes]]:
+    mnist_mini()  # loaded once, before the processes are forked
+    import torch._dynamo  # noqa: F401 (so is what the first sum imports, which takes seconds)
+
+    groups = {count: Processes(count, tmp_path_factory.mktemp(f"group{count}")) for count in COUNTS}
+    yield groups
+    for group in groups.values():
+        group.close()
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest difference, relative to the largest entry of its tensor."""
+    assert one.keys() == other.keys()
+    pairs = [(one[name].double(), other[name].double()) for name in one if one[name].numel()]
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-300)) for a, b in pairs)
+
+
+def require_equal(one: dict[str, Tensor], others: list[dict[str, Tensor]], dtype: torch.dtype = torch.float64) -> None:
+    difference = distance(one, others[0])
+    assert difference <= TOLERANCES[dtype], f"{difference:.1e} from one process"
+    for other in others[1:]:
+        assert all(torch.equal(other[name], others[0][name]) for name in other), "processes have different numbers"
 
 
 class _Failure:

@@ -24,6 +24,7 @@ from torchckn.experiments.runner import _Process, _Running, run_cells
 from torchckn.experiments.spec import experiment
 from torchckn.fit.methods import ULR
 
+from . import forks
 from .experiments import _beside_the_digits, cell, run_cell  # noqa: F401 - a fixture
 
 
@@ -137,10 +138,11 @@ def test_processes_do_not_wait_for_a_beginning_that_another_one_computes(tmp_pat
 
 
 def test_the_step_size_with_the_best_trial_is_taken(tmp_path: Path) -> None:
-    found = run_cell(cell(lr=None, lrs=[1e-9, 0.03], trial_steps=40, steps=3), tmp_path)["measured"]
-    assert found["trials"].keys() == {"cosine:1e-09", "cosine:0.03"}
+    tuned = cell(kind="convnet", lam=0.001, lr=None, lrs=[1e-9, 0.1], trial_steps=20)  # whose steps are quick
+    found = run_cell(tuned, tmp_path)["measured"]
+    assert found["trials"].keys() == {"cosine:1e-09", "cosine:0.1"}
     assert found["lr"] == max(found["trials"], key=lambda lr: found["trials"][lr])
-    assert found["lr"] == "cosine:0.03", "steps that lead nowhere lose"
+    assert found["lr"] == "cosine:0.1", "steps that lead nowhere lose"
     assert shared.is_to_be_tuned(cell(lr=None, lrs=["constant:0.03"], trial_steps=1))
 
 
@@ -238,7 +240,8 @@ def test_the_runner_survives_a_kill_and_gives_what_it_would_have_given(spec: Pat
     assert "2 cells, 2 of them done before" in again.stdout
 
 
-def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", forks.executable())
     bad = replace(cell(), given={"data": str(tmp_path / "nothing.npz")}, experiment="bad")
     good = cell(kind="convnet", lam=0.001)
     outcome = run_cells([bad, good], tmp_path / "out", jobs=2, quiet=True)

@@ -36,13 +36,17 @@ def test_held_out_images_are_folds_until_there_are_enough() -> None:
         assert int(torch.stack([here for _, here in masks]).sum(0).max()) == 1, "each image once"
 
 
+@pytest.mark.usefixtures("_few_penalties")
 @pytest.mark.parametrize(
     "learner", ["ckn", "ckn-augmented", "svm", "hog-svm", pytest.param("kmeans", marks=pytest.mark.slow)]
 )
-def test_learners_learn_from_few_labels_and_are_resumed(learner: str, tmp_path: Path) -> None:
+def test_learners_learn_from_few_labels_and_are_resumed(
+    learner: str, tmp_path: Path, few_digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners, "LAMBDAS", (2.0**-10, 2.0**-18))
     own = replace(cell(measure="few-labels", learner=learner, label_counts=[20, 60]), seed=1)
     own.check()
-    settings = settings_from(own.settings.to_flat() | {"data": "mnist-mini"}, "test")
+    settings = settings_from(own.settings.to_flat() | {"data": str(few_digits)}, "test")
     records = accuracy_by_labels(settings, learner, [20, 60], tmp_path / "shared", tmp_path / "work")
     assert [record["labels"] for record in records] == [20, 60]
     assert records[1]["test_accuracy"] > 0.5

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,20 +35,28 @@ WHILE = 1200
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-def command(arguments: list[str], *, torchrun: int = 0, restarts: int = 0, **variables: str) -> subprocess.Popen[str]:
-    start = [*TORCHRUN, str(torchrun), "--max-restarts", str(restarts)] if torchrun else []
-    env = environment() | variables
-    line = [sys.executable, *start, "-m", "torchckn", *arguments]
-    return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+Running = subprocess.Popen[str] | forks.Popen
 
 
-def finished(arguments: list[str], **options: Any) -> tuple[int, str, str]:
-    with command(arguments, **options) as running:
-        try:
-            out, err = running.communicate(timeout=WHILE)
-        except subprocess.TimeoutExpired:
-            running.terminate()  # and it ends the processes that it has started
-            raise
+def command(arguments: list[str], python: str = sys.executable) -> forks.Popen:
+    """The command with ``--processes``, which start as ``python -m torchckn``.
+
+    Processes that are fresh interpreters are those of torchrun, in slow tests.
+    """
+    return forks.Popen(["-m", "torchckn", *arguments], env=environment(), python=python)
+
+
+def torchrun(processes: int, arguments: list[str]) -> subprocess.Popen[str]:
+    line = [sys.executable, *TORCHRUN, str(processes), "--max-restarts", "0", "-m", "torchckn", *arguments]
+    return subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(running: Running) -> tuple[int | None, str, str]:
+    try:
+        out, err = running.communicate(timeout=WHILE)
+    except subprocess.TimeoutExpired:
+        running.send_signal(signal.SIGTERM)  # and it ends the processes that it has started
+        raise
     return running.returncode, out, err
 
 
@@ -103,7 +110,7 @@ def workers(launcher: int) -> dict[int, int]:
     return found
 
 
-def wait_for_step(run: Path, step: int, running: subprocess.Popen[str], seconds: float = WHILE) -> None:
+def wait_for_step(run: Path, step: int, running: Running, seconds: float = WHILE) -> None:
     deadline = time.monotonic() + seconds
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_bytes().splitlines()) <= step:
         assert running.poll() is None, running.communicate()
@@ -124,9 +131,10 @@ def test_torchrun_accepts_the_commands_of_the_docs() -> None:
 
 
 def test_two_processes_train_lenet5_as_one_does_and_show_one_of_everything(tmp_path: Path, few_digits: Path) -> None:
-    one = forks.run(["-m", "torchckn", *train(tmp_path / "one", few_digits)], env=environment())
+    line = [sys.executable, "-m", "torchckn", *train(tmp_path / "one", few_digits)]  # as a user starts it, not as a fork
+    one = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=WHILE)
     assert one.returncode == 0, one.stderr
-    status, out, err = finished(train(tmp_path / "two", few_digits, 2, "--processes", "2"))
+    status, out, err = finished(command(train(tmp_path / "two", few_digits, 2, "--processes", "2"), forks.executable()))
     assert status == 0, err
     assert out.count("lenet5 (ckn), 500 training images") == out.count("validation accuracy") == 1
     assert len(runs.read_metrics(tmp_path / "two")) == 3
@@ -137,15 +145,15 @@ def test_two_processes_train_lenet5_as_one_does_and_show_one_of_everything(tmp_p
 
 @pytest.mark.slow
 def test_four_processes_of_torchrun_train_lenet5_as_one_does(tmp_path: Path) -> None:
-    assert finished(train(tmp_path / "one"))[0] == 0
-    status, _, err = finished(train(tmp_path / "four"), torchrun=4)
+    assert finished(command(train(tmp_path / "one")))[0] == 0
+    status, _, err = finished(torchrun(4, train(tmp_path / "four")))
     assert status == 0, err
     assert difference(tmp_path / "one", tmp_path / "four") < 1e-6
 
 
 def test_a_killed_process_ends_the_others_and_says_which_one_it_was(tmp_path: Path, few_digits: Path) -> None:
     run = tmp_path / "run"
-    running = command(train(run, few_digits, 100_000, "--processes", "2"))
+    running = command(train(run, few_digits, 100_000, "--processes", "2"), forks.executable())
     wait_for_step(run, 2, running)
     os.kill(workers(running.pid)[1], signal.SIGKILL)
     _, err = running.communicate(timeout=120)  # about five seconds, on a machine that has time
@@ -157,9 +165,9 @@ def test_a_killed_process_ends_the_others_and_says_which_one_it_was(tmp_path: Pa
     assert "Traceback" not in text
 
 
-@pytest.mark.slow  # the message itself: test_distributed.py; that commands tell errors once: the test before
+@pytest.mark.slow  # the message itself: test_distributed_training.py; that commands tell errors once: the test before
 def test_a_mistake_is_told_once(tmp_path: Path, few_digits: Path) -> None:
-    status, _, err = finished(train(tmp_path / "run", few_digits, 2, "--batch-size", "1", "--processes", "2"))
+    status, _, err = finished(command(train(tmp_path / "run", few_digits, 2, "--batch-size", "1", "--processes", "2")))
     assert status in (1, 2)
     assert err.count("batch_size is 1, but there are 2 processes") == 1
     assert "Traceback" not in err
@@ -200,8 +208,8 @@ def test_processes_that_do_not_come_are_waited_for_no_longer_than_the_timeout(
 ) -> None:
     set_place(monkeypatch, rank, free_port())
     with (
-        pytest.raises(LostProcessError, match=f"process {rank} of 2 waited 1 s for the others at 127.0.0.1:.*--timeout"),
-        launch.joined(1, "again"),
+        pytest.raises(LostProcessError, match=f"process {rank} of 2 waited 0.2 s for the others at 127.0.0.1:.*--timeout"),
+        launch.joined(0.2, "again"),
     ):
         pass
 
@@ -225,7 +233,7 @@ def test_one_process_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_process_lost_under_torchrun_is_named_by_the_others(tmp_path: Path, few_digits: Path) -> None:
     run = tmp_path / "run"
-    running = command(train(run, few_digits, 100_000), torchrun=3)
+    running = torchrun(3, train(run, few_digits, 100_000))
     wait_for_step(run, 2, running)
     os.kill(workers(running.pid)[1], signal.SIGKILL)
     clock = time.monotonic()
@@ -263,7 +271,7 @@ def test_ten_runs_with_a_killed_process_restart_and_end_with_the_undisturbed_wei
 ) -> None:
     chance = random.Random(0)
     steps, more = 40, ("--processes", "3", "--max-restarts", "2", "--checkpoint-every", "5", "--quiet")
-    status, _, err = finished(train(tmp_path / "undisturbed", few_digits, steps, *more))
+    status, _, err = finished(command(train(tmp_path / "undisturbed", few_digits, steps, *more)))
     assert status == 0, err
     expected = weights(tmp_path / "undisturbed")
     for i in range(10):

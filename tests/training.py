@@ -6,6 +6,7 @@ import functools
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchckn
@@ -45,6 +46,14 @@ def digits(count: int = 300) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tenso
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[: count + 100]
     small = torch.nn.functional.avg_pool2d(images[order].float() / 255, 2)
     return (small[:count], labels[order][:count]), (small[count:], labels[order][count:])
+
+
+def points(n: int = 60, d: int = 6, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features of classes that can be told apart, and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (n,), generator=generator)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return x + F.one_hot(y, d), y
 
 
 def network(seed: int = 0, dtype: torch.dtype | None = None) -> torchckn.CKN:

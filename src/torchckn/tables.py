@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import shutil
 import sys
@@ -46,7 +47,7 @@ class Column:
     cut: Literal["start", "end"] | None = None
     """where its cells may be cut if the table is too wide"""
 
-    @property
+    @functools.cached_property
     def width(self) -> int:
         return max(cell_len(text) for text in (self.title, *self.cells))
 

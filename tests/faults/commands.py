@@ -20,6 +20,7 @@ from torchckn import cli, data
 from torchckn.settings import Settings
 
 from .harness import try_all
+from .odd_runs import odd_runs, toml_files
 
 TRAIN = [
     "train",
@@ -106,11 +107,11 @@ def main(folder: Path, count: int) -> None:
     _prepare(folder)
     os.environ["TORCHCKN_DATA"] = str(folder / "data")
     before = _tree(folder)
-    lines = list(_known())
+    lines = list(_failed_once())
     chance = random.Random(0)
     while len(lines) < count:
         lines.append(_random_line(chance))
-    if count < len(lines):  # a sample: the part that is known to have failed once comes first
+    if count < len(lines):  # a sample: what has failed once comes first
         lines = lines[: count // 2] + lines[-(count - count // 2) :]
 
     def attempt(line: list[str], leaves: bool) -> Callable[[], str]:
@@ -162,10 +163,10 @@ def _prepare(folder: Path) -> None:
     os.chdir(folder)
     assert _call([*TRAIN, "--run", "all/good"])[0] == 0
     torchckn.save(torchckn.translate(torchckn.zoo.build("lenet1", filters=3)), folder / "model.ckn")
-    for name, change in _odd_runs():
+    for name, change in odd_runs():
         shutil.copytree("all/good", f"odd/{name}")
         change(Path("odd") / name)
-    for name, text in _toml_files():
+    for name, text in toml_files():
         (folder / f"{name}.toml").write_bytes(text)
     (folder / "own.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    pass\nraise RuntimeError('[/bold]')\n")
     (folder / "link").symlink_to(folder / "target")
@@ -174,110 +175,7 @@ def _prepare(folder: Path) -> None:
     os.mkfifo(folder / "pipe.onnx")
 
 
-def _metrics_folder(run: Path) -> None:
-    (run / "metrics.jsonl").unlink()
-    (run / "metrics.jsonl").mkdir()
-
-
-def _no_checkpoint(run: Path) -> None:
-    shutil.rmtree(run / "checkpoint")
-    (run / "result.json").unlink()
-
-
-def _damaged_checkpoints(run: Path) -> None:
-    (run / "result.json").unlink()
-    for file in (run / "checkpoint").iterdir():
-        file.write_bytes(b"x")
-
-
-def _odd_runs() -> Iterator[tuple[str, Callable[[Path], None]]]:
-    """Run folders whose files can be read, but say odd things."""
-
-    def write(file: str, content: str | bytes) -> Callable[[Path], None]:
-        return lambda run: (run / file).write_bytes(content.encode() if isinstance(content, str) else content) and None
-
-    def config(old: str, new: str) -> Callable[[Path], None]:
-        def change(run: Path) -> None:
-            text = (run / "config.toml").read_text()
-            assert old in text, old
-            (run / "config.toml").write_text(text.replace(old, new, 1))
-
-        return change
-
-    for name, content in {
-        "empty": "",
-        "list": "[]",
-        "number": "3",
-        "null": "null",
-        "text": '"x"',
-        "deep": "[" * 100_000,
-        "nan": '{"seconds": NaN}',
-        "seconds": '{"seconds": "long"}',
-        "head": '{"head": 3}',
-        "heads": '{"head": {"accuracy": "good"}}',
-        "test": '{"test_accuracy": [1]}',
-        "tests": '{"test_accuracy": 1e400}',
-        "lam": '{"lam": {}}',
-        "empties": "{}",
-        "digits": '{"seconds": ' + "9" * 5000 + "}",
-        "markup": '{"stopped": "[/bold]x"}',
-    }.items():
-        yield f"result-{name}", write("result.json", content)
-    for name, content in {
-        "step": '{"step": 1e400}\n',
-        "bool": '{"step": true}\n',
-        "big": '{"step": ' + "9" * 400 + "}\n",
-    }.items():
-        yield f"metrics-{name}", write("metrics.jsonl", content)
-    yield "metrics-accuracy", write("metrics.jsonl", '{"step": 1, "valid_accuracy": NaN, "seconds": Infinity}\n')
-    yield "metrics-folder", _metrics_folder
-    for name, content in {
-        "empty": "",
-        "settings": "settings = 3\n",
-        "training": "training = 'x'\n",
-        "lists": "training = []\nsettings = []\n",
-        "deep": "a = " + "[" * 5000,
-        "latin": b"a = '\xff'",
-        "dates": "network = 1979-05-27\n[training]\nsteps = 1979-05-27\n",
-        "names": "network = '[/bold]x'\n[training]\nmethod = '[red]'\nsteps = 'many'\n",
-        "numbers": "network = 3\n[training]\nmethod = 4\n",
-        "tables": "network = {a = 1}\n[training]\nmethod = [1]\nsteps = {}\n",
-        "times": "t = 07:32:00\nnetwork = 'x'\n",
-        "inf": "network = 'x'\ny = inf\n[training]\nsteps = nan\n",
-        "dots": "[settings.network]\na = 1\n[training]\n",
-    }.items():
-        yield f"config-{name}", write("config.toml", content)
-    yield "config-bold", config('network = "lenet1"', 'network = "[/bold]x"')
-    yield "config-code", config('network = "lenet1"', 'network = "nowhere/x.py:Net"')
-    yield "config-classes", config("classes = [", "classes_of = [")
-    yield "config-shape", config("image_shape = [", 'image_shape = ["a", ')
-    yield "config-mean", config("mean = [", 'mean = ["a", ')
-    yield "config-seed", config("seed = 0", f"seed = {2**63}")
-    yield "config-steps", config("steps = 1", "steps = -1")
-    yield "config-lr", config('lr = "', 'lr = "[/bold]')
-    yield "config-convnet", config('kind = "ckn"', 'kind = "convnet"')
-    yield "model-empty", write("model/model.safetensors", "")
-    yield "checkpoint-none", _no_checkpoint
-    yield "checkpoint-files", _damaged_checkpoints
-    yield "filters-name", write("checkpoint/filters-x.safetensors", "x")
-
-
-def _toml_files() -> Iterator[tuple[str, bytes]]:
-    yield "brackets", b"a = " + b"[" * 20_000
-    yield "tables", b"[" * 5000
-    yield "nested", b"".join(b"[" + b".".join([b"a"] * n) + b"]\n" for n in range(1, 300))
-    yield "latin", b"network = '\xff'"
-    yield "nul", b"network = '\x00'"
-    yield "types", b"network = 3\nsteps = 'x'\noptions = 3\n"
-    yield "big", b"seed = " + b"9" * 5000
-    yield "date", b"steps = 1979-05-27T07:32:00Z\n"
-    yield "nan", b"lr = nan\n"
-    yield "options", b"[options]\nfilters = 8\n"
-    yield "bold", b"network = '[/bold]x'\n"
-    yield "key", b"'[/bold]' = 1\n"
-
-
-def _known() -> Iterator[tuple[list[str], bool]]:
+def _failed_once() -> Iterator[tuple[list[str], bool]]:
     """What ended in a traceback, or left something behind, once; with whether a failure may leave a run."""
     quick = [*TRAIN, "--steps", "0"]
     for more in (
@@ -332,17 +230,17 @@ def _known() -> Iterator[tuple[list[str], bool]]:
         "circle:x",
     ):
         yield ["train", network, "--data", "digits.npz", "--quiet"], False
-    for name, _ in _toml_files():
+    for name, _ in toml_files():
         yield [*TRAIN, "--config", f"{name}.toml"], False
     yield [*TRAIN, "--config", "pipe2"], False
     for folder in ("odd", "all", ".", "nothing", "digits.npz", "circle"):
         yield ["runs", "list", folder], False
         yield ["runs", "list", folder, "--json"], False
-    for name, _ in _odd_runs():
+    for name, _ in odd_runs():
         yield ["runs", "show", f"odd/{name}"], False
         yield ["train", "--resume", f"odd/{name}", "--quiet"], True
         yield ["evaluate", f"odd/{name}"], False
-    for name, _ in list(_odd_runs())[::3]:
+    for name, _ in list(odd_runs())[::3]:
         yield ["runs", "compare", f"odd/{name}", "all/good"], False
         yield ["predict", f"odd/{name}", "digits.npz"], False
     for output in (

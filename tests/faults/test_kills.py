@@ -24,7 +24,7 @@ STEPS = 4
 #: kills at random moments, beside one or two at every write; in parts, so that a part can be repeated by itself
 RANDOM_KILLS, PARTS = 128, 4
 OPTIONS = ["--filters", "3", "--batch-size", "32", "--patches", "50", "--lambdas", "0.01,0.001", "--lr", "0.01", "--quiet"]
-OPTIONS += ["--checkpoint-every", "2"]
+OPTIONS += ["--folds", "0", "--checkpoint-every", "2"]
 
 
 def start(folder: Path, digits: Path, steps: int = STEPS) -> list[str]:

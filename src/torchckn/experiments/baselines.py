@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from sklearn.svm import SVC
 from torch import Tensor, nn
 
 from ..choices import Augmentation
@@ -107,6 +106,8 @@ GAMMAS, COSTS = (1.0, 2.0, 4.0, 8.0), (1.0, 10.0)
 
 def rbf_machine(x: Tensor, y: Tensor, test: Tensor, splits: Sequence[tuple[Tensor, Tensor]]) -> Machine:
     """A support vector machine with an RBF kernel, bandwidth and soft margin chosen on the splits."""
+    from sklearn.svm import SVC  # its import takes a second, which most cells would wait for in vain
+
     distances = _squared_distances(x, x)
     scale = float(distances.mean())
     accuracies: dict[tuple[float, float], float] = {}

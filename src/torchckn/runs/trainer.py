@@ -46,6 +46,9 @@ from .callbacks import Checkpoints, FilterSnapshots, MetricsFile
 from .folder import Run
 from .reading import DIGESTS
 
+#: the digest, computed once: a process runs the code that it has imported
+_code = functools.cache(code_digest)
+
 
 def train(
     net: Classifier,
@@ -263,7 +266,7 @@ def _check_same(content: Mapping[str, Any], generator: torch.Generator) -> None:
     facts = {text: str(content[name]) for name, text in DIGESTS.items()}
     options = digest_of(sorted(content["training"].items()))
     random_numbers = digest_of(generator.get_state().tolist())
-    check_agreement({"version of the code": code_digest(), **facts, "training options": options, "seed": random_numbers})
+    check_agreement({"version of the code": _code(), **facts, "training options": options, "seed": random_numbers})
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Builder:
         settled = dataclasses.replace(value, pending=None, shape=settled.shape, gaussian=is_linear)
         self._settled[value.node] = settled
         if not is_linear:
-            self.add_reason(value.node, chosen_kernel(kernel, Linear()), "inexact")
+            self.add_reason(value.node, replaced_kernel(kernel, Linear()), "inexact")
         return settled
 
     def add_reason(self, layer: str, reason: str, correspondence: Correspondence | None = None) -> None:
@@ -127,9 +127,9 @@ class Builder:
         node = self.nodes[value.node] if value.pending is None else value.pending
         sources = self.origins[value.node]
         if isinstance(node, ShuffleChannels):
-            chosen = [node.order[c] for c in channels]
-            part, reasons = self.part(sources[0], sorted(chosen))
-            return self.shuffled(name, part, ranks(chosen)), reasons
+            before = [node.order[c] for c in channels]  # where they were before the shuffle
+            part, reasons = self.part(sources[0], sorted(before))
+            return self.shuffled(name, part, ranks(before)), reasons
         if isinstance(node, KernelNode) and node.init != "identity":
             return self._fewer_filters(value, node, name, channels)
         reasons, inputs = [], []
@@ -256,6 +256,6 @@ def ranks(numbers: Sequence[int]) -> list[int]:
     return [place[number] for number in numbers]
 
 
-def chosen_kernel(chosen: Kernel, matching: Kernel) -> str:
-    """The reason why a layer whose kernel was chosen is not an exact counterpart."""
-    return f"{chosen.spec()} replaces {matching.spec()}, which would match"
+def replaced_kernel(used: Kernel, matching: Kernel) -> str:
+    """The reason why a layer whose kernel was given is not an exact counterpart."""
+    return f"{used.spec()} replaces {matching.spec()}, which would match"

@@ -16,7 +16,7 @@ from ..correspondence import Part, Row
 from ..errors import TranslationError
 from ..graph import Conv, Dense, KernelNode, Node
 from ..kernels import Kernel
-from .assembly import Builder, chosen_kernel
+from .assembly import Builder, replaced_kernel
 from .operation import Operation, parameters_in
 from .values import Value
 
@@ -160,7 +160,7 @@ class Step:
         used = kernel if override is None else override
         reasons, decided = [why], ""
         if used.spec() != kernel.spec():
-            exact, reasons, parts = False, [chosen_kernel(used, kernel)], ()
+            exact, reasons, parts = False, [replaced_kernel(used, kernel)], ()
         elif not value.gaussian:
             exact = False
             reasons.append("exact for linear units only, and these are not linear")

@@ -121,8 +121,8 @@ def composed(operations: Sequence[Operation], output: Any) -> tuple[list[Operati
     replaced: dict[Operation, Operation] = {}
     inner: set[Operation] = set()
     for last in reversed(graph.operations):
-        if last not in inner and (found := _found(graph, last)) is not None:
-            source, function, between = found
+        if last not in inner and (written_out := _written_out(graph, last)) is not None:
+            source, function, between = written_out
             replaced[last] = dataclasses.replace(last, key=function, module=None, args=(source,), kwargs={}, changed=())
             inner.update(between)
     if not replaced:
@@ -135,7 +135,7 @@ def composed(operations: Sequence[Operation], output: Any) -> tuple[list[Operati
     return list(now.values()), mapped(output, lambda o: now[o])
 
 
-def _found(graph: _Dominators, last: Operation) -> tuple[Operation, Composition, set[Operation]] | None:
+def _written_out(graph: _Dominators, last: Operation) -> tuple[Operation, Composition, set[Operation]] | None:
     """The source and the function of operations that end with ``last``, and these operations; None if there is no function."""
     best, source = None, graph.parent.get(last) if last not in graph.outputs else None
     while source is not None and source.is_tensor:

@@ -35,13 +35,13 @@ class Memory:
         operation = Operation(**vars(call) | arguments | {"name": self._unique(call.name)})
         self.operations.append(operation)
         self._writes += [(operation, tensor) for tensor in call.changed]
-        self._contents[call.node] = operation, self._known(call)
+        self._contents[call.node] = operation, self._writes_in(call)
 
     def current(self, argument: Any) -> Any:
         """An argument, with the operations whose results its nodes hold now."""
         return fx.node.map_arg(argument, self._read)
 
-    def _known(self, call: Call) -> int:
+    def _writes_in(self, call: Call) -> int:
         """How many writes the result of a call takes into account: one of several results is as old as all of them."""
         source = call.args[0] if call.key is operator.getitem else None
         if isinstance(source, fx.Node) and not isinstance(self._contents[source][0].value, Tensor):
@@ -49,10 +49,10 @@ class Memory:
         return len(self._writes)
 
     def _read(self, node: fx.Node) -> Any:
-        operation, known = self._contents[node]
+        operation, writes = self._contents[node]
         held = operation.value
         if isinstance(held, Tensor):
-            for write, target in self._writes[known:]:
+            for write, target in self._writes[writes:]:
                 if _overlap(held, target):
                     operation = self._changed(operation, held, write, target)
             self._contents[node] = operation, len(self._writes)
@@ -69,14 +69,14 @@ class Memory:
             return self._new(write, "_rest", write.key, (before, write), held, is_lost=True)
         if _places(held) == _places(target):
             return write
-        if (found := _range_of(held, target)) is not None:
-            axis, start, end = found
+        if (changed := _range_of(held, target)) is not None:
+            axis, start, end = changed
             size = held.shape[axis]
             old = [self._part(write, before, held, axis, *ends) for ends in ((0, start), (end, size)) if ends[0] < ends[1]]
             parts = [write, *old] if start == 0 else [old[0], write, *old[1:]]
             return self._new(write, "_cat", torch.cat, (parts, axis), held)
-        if (found := _range_of(target, held)) is not None:
-            return self._part(write, write, target, *found)
+        if (kept := _range_of(target, held)) is not None:
+            return self._part(write, write, target, *kept)
         return self._new(write, "_rest", write.key, (before, write), held, is_lost=True)
 
     def _part(self, write: Operation, of: Operation, held: Tensor, axis: int, start: int, end: int) -> Operation:

@@ -78,11 +78,11 @@ def mapped(item: Any, function: Callable[[Any], Any], kind: type = Operation) ->
 
 def parameters_in(item: Any) -> list[nn.Parameter]:
     """The parameters that an argument is, has, or is computed from."""
-    found, seen, waiting = [], set(), [item]
+    parameters, seen, waiting = [], set(), [item]
     while waiting:
         part = waiting.pop()
         if isinstance(part, nn.Parameter):
-            found.append(part)
+            parameters.append(part)
         elif isinstance(part, Operation) and part not in seen:
             seen.add(part)
             waiting += [part.value, part.args, part.kwargs] if part.is_tensor else [part.args, part.kwargs]
@@ -90,4 +90,4 @@ def parameters_in(item: Any) -> list[nn.Parameter]:
             waiting += part.values()
         elif isinstance(part, (tuple, list)):
             waiting += part
-    return found
+    return parameters

@@ -8,6 +8,7 @@ line. Read next: ``exported.py``.
 from __future__ import annotations
 
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,9 +70,10 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
-        stack = traceback.extract_stack()[:-1]
-        began = next(i for i, frame in enumerate(stack) if frame.filename == __file__)  # where tracing was called
-        node.meta["frames"] = [frame for frame in stack[began + 1 :] if is_own(frame.filename)]
+        stack = [(frame, line, frame.f_code.co_filename) for frame, line in traceback.walk_stack(sys._getframe(1))][::-1]
+        began = next(i for i, (_, _, file) in enumerate(stack) if file == __file__)  # where tracing was called
+        own = [(frame, line) for frame, line, file in stack[began + 1 :] if is_own(file)]
+        node.meta["frames"] = list(traceback.StackSummary.extract(own))
         node.meta["modules"] = [path for path, _ in self.module_stack.values()]
         if node.op != "output":
             self.values[node] = self._value_of(node)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ... import zoo
 from ...correspondence import Part
@@ -110,18 +112,42 @@ def _first(step: Step) -> Any:
     return step.operation.args[0] if step.operation.args else step.operation.kwargs.get("input")
 
 
+@dataclass(frozen=True)
+class _Activation:
+    """An operation as a function of its first argument, equal to others that do the same.
+
+    A deep network has one activation many times; the expansion of equal functions is computed once.
+    """
+
+    kind: Any
+    settings: tuple[tuple[str, Any], ...]
+    apply: Function = field(compare=False)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.apply(u)
+
+
 def _function(step: Step) -> Function:
     """The operation as a function of its first argument."""
     operation = step.operation
-    if operation.module is not None:
-        return operation.module.forward
+    module = operation.module
+    if module is not None:
+        if type(module).__module__ != "torch.nn.modules.activation":  # others may have a state that does not show
+            return module.forward
+        settings = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "inplace"}
+        return _Activation(type(module), tuple(sorted(settings.items())), module.forward)
     arguments, options = operation.args[1:], {k: v for k, v in operation.kwargs.items() if k not in ("input", "inplace")}
     if any(isinstance(a, Operation) for a in (*arguments, *options.values())):
         raise step.refuse("its arguments are computed from the image", "Use constants.")
     key: Any = operation.key
-    if isinstance(key, str):
-        return lambda u: getattr(u, key)(*arguments, **options)
-    return lambda u: key(u, *arguments, **options)
+
+    def apply(u: Tensor) -> Tensor:
+        return getattr(u, key)(*arguments, **options) if isinstance(key, str) else key(u, *arguments, **options)
+
+    if not all(isinstance(a, (int, float, str, NoneType)) for a in (*arguments, *options.values())):
+        return apply
+    numbered = ((str(i), argument) for i, argument in enumerate(arguments))
+    return _Activation(key, (*numbered, *sorted(options.items())), apply)
 
 
 def _label(step: Step) -> str:

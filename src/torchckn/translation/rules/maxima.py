@@ -14,7 +14,7 @@ import torch
 
 from ...graph import Conv, Dense, DirectSum
 from ...kernels import Dual
-from ..assembly import chosen_kernel
+from ..assembly import replaced_kernel
 from ..builder import Step, Value
 from ..operation import Operation, parameters_in
 from .activations import own_kernel
@@ -44,7 +44,7 @@ def larger_of_two(step: Step) -> Value:
     builder.origins[made.node] = (both,)
     faithful = not inexact
     if kernel.spec() != matching.spec():
-        inexact.append(chosen_kernel(kernel, matching))  # which is meant
+        inexact.append(replaced_kernel(kernel, matching))  # which is meant
     node = DirectSum(name, weights=(0.5, 0.5))
     told: dict[str, Any] = {"why": (_WHY, *inexact), "gaussian": False, "faithful": faithful}
     value = step.emit(node, "inexact" if inexact else "exact", inputs=[both, made], **told)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...kernels import Dual
-from ..assembly import chosen_kernel
+from ..assembly import replaced_kernel
 from ..builder import Step, Value
 from ..views import is_over_branches, with_sources
 from .arguments import is_last
@@ -44,6 +44,6 @@ def _gates(step: Step, layers: tuple[Value, ...]) -> tuple[Value, ...]:
         builder.bounded.add(made.node)
         gates.append(dataclasses.replace(layer, pending=None, gaussian=False, factor=1.0, shape=made.shape))
     reasons = ["a sigmoid for each branch replaces the softmax, so that the gates need not add up to 1"]
-    reasons += [chosen_kernel(kernel, matching)] if kernel.spec() != matching.spec() else []
+    reasons += [replaced_kernel(kernel, matching)] if kernel.spec() != matching.spec() else []
     step.note("inexact", reasons, layer=gates[0].node, kernel=str(kernel.spec()), shape=step.output_shape)
     return tuple(gates)
