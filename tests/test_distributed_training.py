@@ -49,7 +49,9 @@ def whole(dtype: torch.dtype, as_what: str = "pair", **options: Any) -> dict[str
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize(("final_head", "counts"), [(True, FEW), (False, COUNTS[-1:])], ids=["final head", "no final head"])
+@pytest.mark.parametrize(
+    ("final_head", "counts"), [(True, COUNTS), (False, COUNTS[-1:])], ids=["final head", "no final head"]
+)
 def test_filters_training_and_classifier_are_those_of_one_process(
     groups: dict[int, Processes], dtype: torch.dtype, final_head: bool, counts: tuple[int, ...]
 ) -> None:
@@ -58,6 +60,8 @@ def test_filters_training_and_classifier_are_those_of_one_process(
         others = groups[count](whole, dtype, final_head=final_head)
         assert all(torch.equal(one["predictions"], other["predictions"]) for other in others)
         require_equal(one, others, dtype)
+        if dtype == torch.float32:  # not one bit differs, but in the mean loss of a batch, in double precision
+            assert all(torch.equal(value, others[0][name]) for name, value in one.items() if name != "history")
 
 
 #: the options of the presets, fewer of everything

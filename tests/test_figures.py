@@ -56,8 +56,6 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("0.98", "benchmarks.md: | LeNet-5 CKN, 32, 1,024"),
         ("1.30", "benchmarks.md: | LeNet-5 CKN, 16, 256"),
         ("53", "benchmarks.md: | LeNet-5 CKN, 16, 256"),
-        ("1.20", "benchmarks.md: | LeNet-5, 32 | 1.05"),
-        ("1.26", "benchmarks.md: | All-CNN-C, 8 | 1.10"),
     ],
     "safety.md": [
         ("16", "a limit: _LARGEST_HEADER in torchckn.files"),

@@ -64,12 +64,12 @@ def is_first() -> bool:
 def share(count: int, unit: int = 1) -> slice:
     """This process's share of ``count`` things in a row, in whole units of so many, unless that makes it too unequal.
 
-    In single units if the largest share were more than half as large again as an equal one.
+    In single units if the largest share were more than two thirds larger than an equal one.
     """
     here, processes = rank(), world()
     bounds = [min(count, r * -(-count // unit) // processes * unit) for r in range(processes + 1)]
     sizes = [end - start for start, end in itertools.pairwise(bounds)]
-    if unit > 1 and (min(sizes) == 0 or 2 * processes * max(sizes) > 3 * count):
+    if unit > 1 and (min(sizes) == 0 or 3 * processes * max(sizes) > 5 * count):
         return share(count)
     return slice(bounds[here], bounds[here + 1])
 
