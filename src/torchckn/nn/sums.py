@@ -99,7 +99,7 @@ class Sink(NamedTuple):
 
 def sink_of(tensor: Tensor | None) -> Sink | None:
     """Of a leaf of the sums that are active; None for any other tensor."""
-    sums = _active.get()
+    sums = None if torch.compiler.is_compiling() else _active.get()
     number = None if sums is None or not torch.is_grad_enabled() else sums._numbers.get(id(tensor))
     return None if sums is None or number is None else Sink(sums, number)
 
@@ -114,7 +114,7 @@ def conv2d(x: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Te
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """``F.linear`` of images (N, ..., s), in units, whose matrix (f, s) may be a leaf of active sums."""
-    unit = _unit.get()
+    unit = None if torch.compiler.is_compiling() else _unit.get()
     if unit is None:
         return F.linear(x, weight)
     return _Linear.apply(x, weight, unit, sink_of(weight)) if torch.is_grad_enabled() else _products(x, weight.T, unit)
