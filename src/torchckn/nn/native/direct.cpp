@@ -138,12 +138,13 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
   }
   if (!failed) {
     if (of_root) add_up(map, sums, parts, of_root);
-    memset(of_filter, 0, taps * filters * sizeof(double));
-    for (long part = 0; part < parts; part++)
-      for (long f = 0; f < filters; f++)
-        for (long c = 0; c < p.channels; c++)
-          for (long k = 0; k < size; k++)
-            of_filter[(f * p.channels + c) * size + k] += of_filters[part * length + (k * p.channels + c) * filters + f];
+    PARALLEL for (long tap = 0; tap < taps; tap++) /* a number of a patch, (k, c), for all filters */
+      for (long first = 0; first < filters; first += LANES) {
+        double sums[LANES] = {};
+        for (long part = 0; part < parts; part++) add(of_filters + part * length + tap * filters + first, sums, LANES);
+        for (long f = 0; f < LANES; f++)
+          of_filter[((first + f) * p.channels + tap % p.channels) * size + tap / p.channels] = sums[f];
+      }
   }
   free(offsets);
   free(sums);
