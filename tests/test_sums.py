@@ -114,6 +114,19 @@ def test_what_is_computed_outside_of_training_leaves_its_gradient_to_autograd() 
     torch.testing.assert_close(net.layers.conv1.weight.grad, 2 * once)  # type: ignore[union-attr]
 
 
+def test_hooks_of_filters_are_called() -> None:
+    images = torch.randn(6, 2, 10, 10, generator=seeded(1))
+    gradients = []
+    for factor in (1, 3):
+        net = small(RBFSphere(0.6), 8, 2)
+        net.layers.conv2.weight.register_hook(lambda gradient, factor=factor: factor * gradient)  # type: ignore[union-attr, operator]
+        batch_gradient(net, images, lambda x: (x.square().sum(), None))
+        gradients.append([net.layers.conv1.weight.grad, net.layers.conv2.weight.grad])  # type: ignore[union-attr]
+    (same, once), (same_again, thrice) = gradients
+    torch.testing.assert_close(same, same_again)
+    assert not torch.allclose(once, thrice)
+
+
 def steps(method: str, match: bool, batch_size: int) -> dict[str, Tensor]:
     """Three steps on chunks of the usual size, each process on its share of every batch."""
     convnet = zoo.build("lenet5", filters=16, padding=2)

@@ -40,7 +40,8 @@ class GradientSums:
         self.leaves, self.unit = list(leaves), unit
         self.sums: dict[int, Tensor] = {}
         """by the number of the leaf"""
-        self._numbers = {id(leaf): i for i, leaf in enumerate(self.leaves)}
+        # A leaf with hooks is left to autograd, which calls them.
+        self._numbers = {id(leaf): i for i, leaf in enumerate(self.leaves) if not leaf._backward_hooks}
 
     @contextmanager
     def active(self) -> Iterator[None]:
