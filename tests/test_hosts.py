@@ -17,7 +17,7 @@ import pytest
 from torchckn.launch import BEAT, GRACE, SILENCE
 
 from .faults.harness import environment
-from .test_launch import difference, finished, train, wait_for_step
+from .test_launch import command, difference, finished, train, wait_for_step
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def seconds_until(running: subprocess.Popen[str], text: str, clock: float) -> fl
 def test_two_hosts_give_the_weights_of_one_and_a_cut_link_ends_both_and_the_run_resumes(
     tmp_path: Path, few_digits: Path, hosts: None
 ) -> None:
-    assert finished(train(tmp_path / "one", few_digits))[0] == 0
+    assert finished(command(train(tmp_path / "one", few_digits)))[0] == 0
     two = [start(number, train(tmp_path / "two", few_digits), 29711) for number in (0, 1)]
     for running in two:
         _, err = running.communicate(timeout=300)
