@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .comparisons import accuracy_case, against_convnet, at_equal_time, difference_case, differences, filters_of
+from .figures import DATA_NAMES, LEARNER_NAMES
 from .judging import Case, Claims, JudgedClaim, estimate, geometric_estimate
-from .results import Result, Results
+from .results import Result, Results, accuracies_by_labels
 
 NAMES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C"}
 #: source of a claim that is not the paper's
@@ -240,6 +241,34 @@ for _network, _kind, _accuracies in (
 ):
     for _steps, _accuracy in _accuracies.items():
         _released_claim(_network, _kind, _steps, _accuracy)
+
+
+# Few labels: the same labels for both learners, draw by draw
+
+
+def _few_labels_claim(data: str, first: str, second: str) -> None:
+    names = DATA_NAMES[data], *(LEARNER_NAMES[learner] for learner in (first, second))
+
+    @_claim("Few labels, {}: *{}* is more accurate than *{}*".format(*names), EXTENSION)
+    def _difference(results: Results) -> tuple[list[Case], str]:
+        pairs = results.paired(*(results.of("few-labels", data=data, learner=learner) for learner in (first, second)))
+        ours, others = (accuracies_by_labels([pair[i] for pair in pairs]) for i in (0, 1))
+        cases: list[Case] = []
+        for count in sorted(ours.keys() & others.keys()):
+            by_draw = [a - b for a, b in zip(ours[count], others[count], strict=True)]
+            cases += difference_case(f"{count:,} labels", by_draw, _ABOVE_ZERO, runs=0 if cases else None)
+        return cases, ""
+
+
+for _data in ("cifar10", "mnist"):
+    for _first, _second in (
+        ("ckn-augmented", "convnet-augmented"),
+        ("ckn", "convnet"),
+        ("ckn", "hog-svm"),
+        ("ckn", "kmeans"),
+    ):
+        _few_labels_claim(_data, _first, _second)
+_few_labels_claim("mnist", "ckn-ulr", "convnet")
 
 
 # Not in the paper: one setting changed, same seeds
