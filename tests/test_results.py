@@ -283,6 +283,21 @@ def test_the_best_learner_of_each_number_of_labels_is_in_bold() -> None:
     ]
 
 
+def test_learners_with_few_labels_are_compared_draw_by_draw() -> None:
+    def of(learner: str, seed: int, *accuracies: float) -> Result:
+        history = [{"labels": n, "test_accuracy": a} for n, a in zip((100, 300), accuracies, strict=True)]
+        return result("few-labels", seed, history, data="cifar10", learner=learner)
+
+    ours = [of("ckn", seed, 0.5 + 0.1 * seed, 0.6 + 0.1 * seed) for seed in range(3)]
+    others = [of("convnet", seed, 0.4 + 0.101 * seed, 0.7 + 0.099 * seed) for seed in (0, 1, 2, 7)]
+    judged = verdicts(*ours, *others)[
+        "Few labels, CIFAR-10: *CKN, unsupervised filters* is more accurate than *ConvNet, AdamW*"
+    ]
+    assert judged.runs == 6, "the draw without a partner does not count"
+    assert [case.holds for case in judged.cases] == [True, False]
+    assert judged.cases[0].text.startswith("100 labels: +9.9 % (")
+
+
 def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_took() -> None:
     def of(kind: str, method: str, optimizer: str, accuracy: float, seconds: float) -> Result:
         run = result("equal-time", 0, [{"seconds": seconds}], kind=kind, method=method, optimizer=optimizer, filters=8)
