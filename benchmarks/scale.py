@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchckn
 from torchckn import data, zoo
 from torchckn.distributed import alone, share
-from torchckn.fit.chunks import unit_of_sums
+from torchckn.fit.chunks import share_of_batch
 from torchckn.fit.methods import METHODS, ULR, MethodOptions
 from torchckn.kernels import RBFSphere
 
@@ -195,7 +195,7 @@ def weights(start: torchckn.CKN, method: str, batch_size: int) -> dict[str, Tens
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     steps = METHODS[method](net, MethodOptions(momentum=0.5))
     for batch in order.split(batch_size)[:4]:
-        mine = batch[share(batch_size, unit_of_sums(net, batch_size))]
+        mine = batch[share_of_batch(net, batch_size)]
         steps.step(images[mine], labels[mine], 2**-6)
     return net.state_dict()
 

@@ -46,6 +46,23 @@ def test_a_compiler_that_fails_is_reported_and_not_fatal(tmp_path: Path) -> None
     assert "TORCHCKN_NATIVE=require expected code that can be compiled and loaded" in required.stderr
 
 
+def test_a_compiler_that_does_not_know_wide_vectors_compiles_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+
+    def compiler(command: list[str], seconds: int) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        Path(command[-1]).write_bytes(b"library")
+        return subprocess.CompletedProcess(command, "--wide" in command, "", "unrecognized option '--wide'")
+
+    monkeypatch.setattr(native, "_run", compiler)
+    monkeypatch.setattr(native, "_WIDE", ["--wide"])
+    native._compile("old-compiler", tmp_path / "layer.so")
+    assert ["--wide" in command for command in commands] == [True, False]
+    assert native._is_intact(tmp_path / "layer.so")
+
+
 @pytest.mark.slow  # it compiles twice; test_the_folder_of_compiled_code_is_made_for_its_owner_alone copies instead
 def test_compiled_code_is_kept_in_a_folder_that_only_its_owner_can_write(tmp_path: Path) -> None:
     done = run(CODE, XDG_CACHE_HOME=str(tmp_path))

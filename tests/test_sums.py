@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import torchckn
 from torchckn import distributed, zoo
+from torchckn.choices import Native
 from torchckn.fit import chunks
-from torchckn.fit.chunks import batch_gradient, unit_of_sums
+from torchckn.fit.chunks import batch_gradient, share_of_batch, unit_of_sums
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.kernels import ArcCosine, Kernel, Linear, Matern, RBFSphere
+from torchckn.nn import native
 from torchckn.nn.base import shared_projections
 from torchckn.nn.sums import GradientSums
 
@@ -114,6 +118,45 @@ def test_what_is_computed_outside_of_training_leaves_its_gradient_to_autograd() 
     torch.testing.assert_close(net.layers.conv1.weight.grad, 2 * once)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+def test_layers_that_are_computed_again_on_the_way_back_have_the_same_gradient(kernel: Kernel) -> None:
+    class Checkpointed(torchckn.CKN):
+        def features(self, x: Tensor) -> Tensor:
+            return checkpoint(super().features, x, use_reentrant=False)
+
+    images = torch.randn(6, 2, 10, 10, generator=seeded(1))
+    nets = small(kernel, 8, 2), small(kernel, 8, 2)
+    nets[1].__class__ = Checkpointed
+    for net in nets:
+        batch_gradient(net, images, lambda x: (x.square().sum(), None))
+    for one, other in zip(*(net.parameters() for net in nets), strict=True):
+        assert one.grad is other.grad is None or torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+def test_autocast_around_a_step_leaves_sums_to_autograd(kernel: Kernel) -> None:
+    net, images = small(kernel, 8, 2), torch.randn(6, 2, 10, 10, generator=seeded(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert unit_of_sums(net, 256) == chunks.CHUNK
+        batch_gradient(net, images, lambda x: (x.square().sum(), None))
+    assert all(
+        p.grad is not None and p.grad.isfinite().all()
+        for layer in ("conv1", "dense")
+        for p in net.layers[layer].parameters()
+    )
+
+
+def test_a_graph_that_adds_to_sums_is_gone_through_once() -> None:
+    net, images = small(RBFSphere(0.6), 16, 2), torch.randn(6, 2, 10, 10, generator=seeded(1))
+    sums = GradientSums([net.layers.conv2.weight], 4)  # type: ignore[list-item, union-attr]
+    images.requires_grad_()
+    with sums.active():
+        loss = net.features(images).square().sum()
+        torch.autograd.grad(loss, images, retain_graph=True)
+        with pytest.raises(RuntimeError, match="can be gone through once; make it again"):
+            torch.autograd.grad(loss, images)
+
+
 def test_hooks_of_filters_are_called() -> None:
     images = torch.randn(6, 2, 10, 10, generator=seeded(1))
     gradients = []
@@ -135,9 +178,29 @@ def steps(method: str, match: bool, batch_size: int) -> dict[str, Tensor]:
     one = METHODS[method](net, MethodOptions(lam=2**-8, momentum=0.5))
     for i in range(3):
         index = torch.arange(i * batch_size, (i + 1) * batch_size)
-        mine = index[distributed.share(batch_size, unit_of_sums(net, batch_size))]
+        mine = index[share_of_batch(net, batch_size)]
         one.step(images[mine], labels[mine], lr=2**-6)
     return net.state_dict()
+
+
+def gradient_of_half(native_of_last: Native) -> dict[str, Tensor]:
+    """The gradient on ten images, of which each of two processes has five; the last one with another setting."""
+    net, images = small(RBFSphere(0.6), 8, 2), torch.randn(10, 2, 10, 10, generator=seeded(1))
+    mine = images[distributed.share(10)]
+    with native.use(native_of_last if distributed.rank() else "auto"):
+        batch_gradient(net, mine, lambda x: (x.square().sum(), None), batch_size=10)
+    return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+
+
+def test_processes_with_and_without_compiled_code_add_up_the_same_filters(tmp_path: Path) -> None:
+    group = Processes(2, tmp_path)
+    try:
+        one = gradient_of_half("auto")
+        for other in group(gradient_of_half, "off"):
+            assert other.keys() == one.keys()
+            assert all((other[name] - one[name]).norm() <= 1e-4 * one[name].norm() for name in one)
+    finally:
+        group.close()
 
 
 @pytest.fixture(scope="module")

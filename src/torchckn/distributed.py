@@ -61,15 +61,15 @@ def is_first() -> bool:
     return rank() == 0
 
 
-def share(count: int, unit: int = 1) -> slice:
+def share(count: int, unit: int = 1, most: float = 5 / 4) -> slice:
     """This process's share of ``count`` things in a row, in whole units of so many, unless that makes it too unequal.
 
-    In single units if the largest share were more than two thirds larger than an equal one.
+    In single things if the largest share were more than ``most`` times as large as an equal one, or if one had a single thing.
     """
     here, processes = rank(), world()
     bounds = [min(count, r * -(-count // unit) // processes * unit) for r in range(processes + 1)]
     sizes = [end - start for start, end in itertools.pairwise(bounds)]
-    if unit > 1 and (min(sizes) == 0 or 3 * processes * max(sizes) > 5 * count):
+    if unit > 1 and (min(sizes) <= 1 or processes * max(sizes) > most * count):
         return share(count)
     return slice(bounds[here], bounds[here + 1])
 

@@ -27,8 +27,8 @@ class TrainingBatches:
         data: a pair (images, labels), a ``Dataset`` of such pairs, or a ``DataLoader``, whose own batches are taken as they are.
         generator: shuffles each epoch.
         augmentation: what is done at random to the images of each step (:func:`torchckn.data.augment`).
-        unit: of a batch of so many images, how many in a row one process gets, if shares are not too unequal then: those whose
-            gradients are added up together, which makes the last bits of sums the same whatever the number of processes.
+        share_of: a batch of so many images: the part of it that this process gets. By default in whole chunks; see
+            :func:`torchckn.fit.chunks.share_of_batch`.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class TrainingBatches:
         classes: int,
         generator: torch.Generator,
         augmentation: Sequence[Augmentation] | None = None,
-        unit: Callable[[int], int] = lambda batch_size: CHUNK,
+        share_of: Callable[[int], slice] = lambda batch_size: share(batch_size, CHUNK),
     ) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size expected an integer >= 1, got {batch_size!r}")
         self.data, self.batch_size, self.generator, self.augmentation = data, batch_size, generator, augmentation
-        self.unit = unit
+        self._share = share_of
         self.streams = isinstance(data, (DataLoader, IterableDataset))
         self.epoch, self.position = 0, 0
         self.order = torch.empty(0, dtype=torch.long)
@@ -121,10 +121,6 @@ class TrainingBatches:
         if isinstance(self.data, tuple):
             return self.data[0][index], self.data[1][index]
         return self.data.subset(index) if isinstance(self.data, LazyPart) else Subset(self.data, index.tolist())
-
-    def _share(self, count: int) -> slice:
-        """This process's part of a batch of so many images."""
-        return share(count, self.unit(count))
 
     def state(self) -> dict[str, Tensor]:
         return {"order": self.order, "place": torch.tensor([self.epoch, self.position])}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..choices import Chunk, Precision
-from ..distributed import totals
+from ..distributed import share, totals
 from ..errors import ConfigError, NumericalError
 from ..network import Classifier
 from ..nn.base import KernelLayer, shared_projections
@@ -94,12 +94,21 @@ def _overflow(what: str) -> NumericalError:
 
 def _finish(sums: GradientSums, value: Tensor) -> Tensor:
     """Add the sums over all processes to the leaves' ``grad``; the sum of the processes' values, which travels with them."""
-    summed, *gradients = totals(value.to(wide_dtype(value.device)), *sums.sums.values())
-    for i, whole in zip(sums.sums, gradients, strict=True):
+    numbers = sorted(sums.sums)  # the order in which layers added them may differ between processes
+    summed, *gradients = totals(value.to(wide_dtype(value.device)), *(sums.sums[i] for i in numbers))
+    for i, whole in zip(numbers, gradients, strict=True):
         leaf = sums.leaves[i]
         own = torch.empty_like(leaf).copy_(whole)  # in its dtype and memory layout
         leaf.grad = own if leaf.grad is None else leaf.grad + own
     return summed.to(value.dtype)
+
+
+def share_of_batch(net: Classifier, batch_size: int, chunk: Chunk = "auto", precision: Precision = "float32") -> slice:
+    """This process's part of a batch: whole units, see :func:`unit_of_sums`, unless shares were too unequal then."""
+    unit = _unit_of_layers(net, batch_size, chunk, precision)
+    if unit is None:
+        return share(batch_size, unit_of_sums(net, batch_size, chunk, precision))
+    return share(batch_size, unit, most=5 / 3)  # which up to four processes never exceed, with batches of 14 images or more
 
 
 def unit_of_sums(net: Classifier, batch_size: float, chunk: Chunk = "auto", precision: Precision = "float32") -> int:
@@ -112,10 +121,13 @@ def unit_of_sums(net: Classifier, batch_size: float, chunk: Chunk = "auto", prec
 
 def _unit_of_layers(net: Classifier, batch_size: float, chunk: Chunk, precision: Precision) -> int | None:
     """Images whose gradients layers add up in their own precision: a quarter of a batch, within limits; None: all of a chunk."""
-    layers = [module for module in net.modules() if isinstance(module, KernelLayer) and module.sums_in_units]
+    device = net.head.weight.device
+    if precision != "float32" or not sums_in_units(device) or torch.is_autocast_enabled(device.type):
+        return None
+    layers = [module for module in net.modules() if isinstance(module, KernelLayer)]
     own = {*net.head.parameters(), *(weight for layer in layers for weight in layer.sphere_parameters())}
     rest = any(parameter.requires_grad and parameter not in own for parameter in net.parameters())
-    if rest or precision != "float32" or not sums_in_units(net.head.weight.device):
+    if rest or not layers or not all(layer.sums_in_units for layer in layers):
         return None
     smallest, largest = UNITS
     unit = largest

@@ -20,8 +20,8 @@ from .geometry import Pair, conv_output_size
 
 #: products of channels and filters up to which our own code is faster, measured on a processor with 8 lanes (AVX2)
 FEW = 64
-#: the same with 16 lanes and 32 registers (AVX-512), if the rows of outputs are not too short
-FEW_WIDE, SHORT = 1024, 4
+#: channels, and filters, up to which it is with 16 lanes and 32 registers (AVX-512), if the rows of outputs are not too short
+FEW_WIDE, SHORT = 32, 4
 #: numbers of a patch up to which responses are not kept for the backward pass
 CHEAP = 32
 #: filters are in blocks of this many
@@ -63,7 +63,7 @@ def is_direct(weight: Tensor, patches: Patches) -> bool:
     """Whether our own code is faster with these filters (f, C, kh, kw), and can have their gradient."""
     if len(weight) % LANES:
         return False
-    if native.has_wide_registers() and patches.output[1] >= SHORT and len(weight) * weight.shape[1] <= FEW_WIDE:
+    if native.has_wide_registers() and patches.output[1] >= SHORT and max(weight.shape[:2]) <= FEW_WIDE:
         return True
     return weight.shape[1] == 1 or _is_narrow(weight)
 

@@ -26,7 +26,7 @@ from . import native
 from .devices import wide_dtype
 from .direct import Geometry, convolution_gradients, dense, gradient_of_images, integers, is_cheap, is_direct, patches_of
 from .geometry import Pair
-from .sums import Sink, delivered, filter_gradient, sink_of
+from .sums import Sink, add_or_return, filter_gradient, sink_of
 
 
 def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
@@ -146,7 +146,7 @@ def _forward(
         native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
     if ctx is not None:
         ctx.save_for_backward(x, weight, root, responses, squares)
-        ctx.about, ctx.patches, ctx.sinks = about, patches, sinks
+        ctx.about, ctx.patches, ctx.sinks, ctx.is_used = about, patches, sinks, False
     return out.permute(0, 3, 1, 2)
 
 
@@ -170,6 +170,11 @@ class _FusedConv(torch.autograd.Function):
         if need_x or not direct:
             # A graph that adds to sums is gone through once, so that the responses' memory can be used again.
             used_again = responses is not None and weight is not None and any(ctx.sinks)
+            if used_again and ctx.is_used:
+                raise RuntimeError(
+                    "a graph that adds to GradientSums can be gone through once; make it again for another pass"
+                )
+            ctx.is_used = used_again
             size = len(x), *ctx.patches.output, grad.shape[1]
             of_responses = responses if used_again else x.new_empty(size).permute(0, 3, 1, 2)
         of_squares = torch.empty_like(squares) if need_x else None
@@ -192,7 +197,7 @@ class _FusedConv(torch.autograd.Function):
             pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])
             buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))
             native.call("patch_squares_backward", ctx.patches.numbers, *buffers)
-        sums = (delivered(sink, some, x.dtype) for sink, some in zip(ctx.sinks, (of_weight, of_root), strict=True))
+        sums = (add_or_return(sink, some, x.dtype) for sink, some in zip(ctx.sinks, (of_weight, of_root), strict=True))
         return of_x if need_x else None, *sums, *[None] * 5
 
 

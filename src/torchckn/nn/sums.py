@@ -1,4 +1,4 @@
-r"""Gradients that are sums over images, the same bit for bit however the images are divided among chunks and processes.
+r"""Gradients that are sums over images, the same bit for bit however units of images are divided among chunks and processes.
 
 .. math:: \frac{\partial L}{\partial W} = \sum_u \Big( \sum_{i \in U_u} \frac{\partial L_i}{\partial W} \Big)
 
@@ -58,7 +58,9 @@ class GradientSums:
         """Add the gradients of all leaves through ``output``."""
         if not output.requires_grad:
             return
-        for i, gradient in enumerate(torch.autograd.grad(output, self.leaves, cotangent, allow_unused=True)):
+        with self.active():  # for what is computed again on the way back (torch.utils.checkpoint)
+            gradients = torch.autograd.grad(output, self.leaves, cotangent, allow_unused=True)
+        for i, gradient in enumerate(gradients):
             if gradient is not None:  # else there is none, or a layer has added it
                 self.add(i, gradient)
 
@@ -164,11 +166,11 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             pairs = zip(grad.split(unit), x.split(unit), strict=True)
             parts = (some_of.reshape(-1, len(weight)).T @ some.reshape(-1, weight.shape[1]) for some_of, some in pairs)
-            of_weight = delivered(sink, _added_up(parts), weight.dtype)
+            of_weight = add_or_return(sink, _sum_in_double(parts), weight.dtype)
         return _products(grad, weight, unit) if ctx.needs_input_grad[0] else None, of_weight, None, None
 
 
-def _added_up(parts: Iterable[Tensor]) -> Tensor:
+def _sum_in_double(parts: Iterable[Tensor]) -> Tensor:
     """The sum of at least one part, in double precision."""
     first, *others = parts
     total = first.to(wide_dtype(first.device))
@@ -177,7 +179,7 @@ def _added_up(parts: Iterable[Tensor]) -> Tensor:
     return total
 
 
-def delivered(sink: Sink | None, gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def add_or_return(sink: Sink | None, gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """What autograd gets of a gradient: nothing if it goes to a sink."""
     if gradient is None or sink is None:
         return None if gradient is None else gradient.to(dtype)
@@ -191,4 +193,4 @@ def filter_gradient(
     """The gradient of a convolution's filters (f, C / groups, kh, kw), units of images added up in double precision."""
     pairs = zip(of_responses.split(unit), x.split(unit), strict=True)
     weight = weight.detach().contiguous(memory_format=torch.channels_last)  # once, and not for each unit
-    return _added_up(convolution_gradients(*pair, weight, geometry, (False, True), groups)[1] for pair in pairs)
+    return _sum_in_double(convolution_gradients(*pair, weight, geometry, (False, True), groups)[1] for pair in pairs)

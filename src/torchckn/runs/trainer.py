@@ -33,7 +33,7 @@ from ..distributed import check_agreement, code_digest, digest_of, from_first, i
 from ..errors import ConfigError
 from ..fit.batches import TrainingBatches
 from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
-from ..fit.chunks import BATCH_NORMS, unit_of_sums
+from ..fit.chunks import BATCH_NORMS, share_of_batch
 from ..fit.config import TrainConfig
 from ..fit.folds import FEW_IMAGES
 from ..fit.loop import TrainingLoop, share_weights
@@ -111,9 +111,9 @@ def train(
     if config.class_weights == "balanced":
         labels = _all_labels(train_data)
         config = config.replace(class_weights=aim("balanced", None, labels, net.head.out_features).class_weights)
-    unit = functools.partial(unit_of_sums, net, chunk=config.chunk, precision=config.precision)
+    share_of = functools.partial(share_of_batch, net, chunk=config.chunk, precision=config.precision)
     batch_size, classes = config.batch_size or 1, net.head.out_features
-    training_batches = TrainingBatches(train_data, batch_size, classes, generator, config.augment, unit)
+    training_batches = TrainingBatches(train_data, batch_size, classes, generator, config.augment, share_of)
     with (
         modes_kept(net),
         net.training_only(config.trainable, config.bandwidths),

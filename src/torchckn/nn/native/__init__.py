@@ -39,8 +39,8 @@ from ...errors import ConfigError
 _SOURCES = [Path(__file__).with_name(name) for name in ("layer.cpp", "direct.cpp", "conv.cpp")]
 _HEADERS = [Path(__file__).with_name(name) for name in ("common.h", "layer.h", "conv.h")]
 _FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
-if platform.machine() in ("x86_64", "AMD64"):  # by default, compilers use half of the registers of AVX-512
-    _FLAGS.append("-mprefer-vector-width=512")
+#: by default, compilers use half of the registers of AVX-512; compilers that do not know this do without it
+_WIDE = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
 
 #: kernels that layer.cpp has, in its order
 KERNELS = ("rbf", "arc_cosine_1", "arc_cosine_2")
@@ -137,7 +137,9 @@ def _loaded() -> ctypes.CDLL:
     """The library for this source, compiler and processor, compiled if it is not in the cache folder, whole."""
     compiler = _compiler()
     version = _run([compiler, "--version"], 60).stdout
-    what = "\n".join([*(file.read_text() for file in (*_SOURCES, *_HEADERS)), " ".join(_FLAGS), version, _processor()])
+    what = "\n".join(
+        [*(file.read_text() for file in (*_SOURCES, *_HEADERS)), " ".join([*_FLAGS, *_WIDE]), version, _processor()]
+    )
     name = f"layer-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     folder = _own_folder()
     if folder is not None:
@@ -167,7 +169,9 @@ def _compile(compiler: str, target: Path) -> None:
     handle, partial = tempfile.mkstemp(".so", dir=target.parent)
     os.close(handle)
     try:
-        done = _run([compiler, *_FLAGS, *map(str, _SOURCES), "-o", partial], 300)
+        done = _run([compiler, *_FLAGS, *_WIDE, *map(str, _SOURCES), "-o", partial], 300)
+        if done.returncode and _WIDE:
+            done = _run([compiler, *_FLAGS, *map(str, _SOURCES), "-o", partial], 300)
         if done.returncode:
             raise ConfigError(f"{compiler} could not compile its layer: {done.stderr.strip()[-300:]}")
         content = Path(partial).read_bytes()

@@ -14,7 +14,7 @@
 #define SUM _Pragma("omp simd reduction(+ : sum)")
 #define PARALLEL _Pragma("omp parallel for num_threads(threads) schedule(static)")
 #define PARTS 32
-#define UNIT 4 /* images whose sum is in single precision */
+#define UNIT 4 /* images whose sum is in single precision: UNITS in torchckn/fit/chunks.py */
 #define LANES 8 /* channels are padded to a multiple of this */
 
 enum Status { DONE, OUT_OF_MEMORY, UNKNOWN_KERNEL, TOO_WIDE };

@@ -100,50 +100,58 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
   const Root root(map, given, false);
   const long filters = map.filters, padded = map.padded, size = p.kernel_h * p.kernel_w;
   const long parts = parts_of(map.n), row = p.stride_h * frame.full_w * p.channels, framed = frame.same() ? 0 : frame.size();
-  const long all = groups.positions * filters;
-  const long room = framed + 3 * groups.positions + 3 * tile_of(map) * padded + (of_responses ? 0 : all) + (map.responses ? 0 : all);
+  const long of_group = groups.positions * filters, tiles = 3 * tile_of(map) * padded;
+  const long room = framed + 3 * groups.positions + tiles + (of_responses ? 0 : of_group) + (map.responses ? 0 : of_group);
   long taps, *offsets = offsets_of(p, frame, taps);
   const long length = (taps + TAPS - 1) / TAPS * TAPS * filters;
-  float *sums = of_root ? (float *)calloc(parts * padded * padded, sizeof(float)) : nullptr;
-  float *of_filters = (float *)calloc(parts * length, sizeof(float));
+  float *sums = of_root ? (float *)malloc(PARTS * padded * padded * sizeof(float)) : nullptr;
+  float *of_filters = (float *)malloc(PARTS * length * sizeof(float));
   clear_outside(map, of_responses, of_squares);
+  if (of_root) memset(of_root, 0, filters * filters * sizeof(double));
+  memset(of_filter, 0, taps * filters * sizeof(double));
   std::atomic<bool> failed{!offsets || !of_filters || root.failed() || (of_root && !sums)};
-  PARALLEL for (long part = 0; part < parts; part++) {
-    float *buffer = failed ? nullptr : (float *)calloc(room, sizeof(float));
-    if (!buffer) {
-      failed = true;
-      continue;
+  for (long first = 0; first < parts && !failed; first += PARTS) { /* some parts at a time, whose sums fit into memory */
+    const long count = least(PARTS, parts - first);
+    if (sums) memset(sums, 0, count * padded * padded * sizeof(float));
+    memset(of_filters, 0, count * length * sizeof(float));
+    PARALLEL for (long part = first; part < first + count; part++) {
+      float *buffer = failed ? nullptr : (float *)calloc(room, sizeof(float));
+      if (!buffer) {
+        failed = true;
+        continue;
+      }
+      float *of_norms = buffer + framed, *of_tiles = of_norms + 3 * groups.positions, *own = of_tiles + tiles;
+      float *recomputed = own + (of_responses ? 0 : of_group);
+      const float *image = nullptr;
+      const long end = least(map.n, (part + 1) * UNIT) * groups.of_image;
+      for (long index = part * UNIT * groups.of_image, last = -1; index < end; index++) {
+        const Group group(map, groups, index);
+        if (group.image != last) image = frame.of(x + group.image * p.h * p.w * p.channels, buffer);
+        last = group.image;
+        const float *from = group.patches(map, p, frame, image);
+        for (long y = 0; y < group.rows * map.window_h && !map.responses; y++)
+          respond_row({from + y * row, p.stride_w * p.channels, taps, offsets, packed, recomputed + y * map.w * filters, filters},
+                      map.w);
+        const float *responses = map.responses ? map.responses + group.position * filters : recomputed;
+        const Map here = map.some_rows(group.rows, group.position, responses);
+        const Norms norms(here, 0, here.h * here.w, of_norms);
+        Walk walk(here, 0);
+        float *to = of_responses ? of_responses + group.position * filters : own; /* `own` stays zero outside of windows */
+        gradients_of<Kappa>(here, root, norms, walk, here.outputs, of_out + group.output(map) * filters, to,
+                            of_squares ? of_squares + group.position : nullptr,
+                            sums ? sums + (part - first) * padded * padded : nullptr, of_tiles);
+        correlate_all(from, row, p.stride_w * p.channels, offsets, taps, to, filters, here.h, here.w,
+                      of_filters + (part - first) * length);
+      }
+      free(buffer);
     }
-    float *of_norms = buffer + framed, *tiles = of_norms + 3 * groups.positions, *own = tiles + 3 * tile_of(map) * padded;
-    float *again = own + (of_responses ? 0 : all);
-    const float *image = nullptr;
-    const long end = least(map.n, (part + 1) * UNIT) * groups.of_image;
-    for (long index = part * UNIT * groups.of_image, last = -1; index < end; index++) {
-      const Group group(map, groups, index);
-      if (group.image != last) image = frame.of(x + group.image * p.h * p.w * p.channels, buffer);
-      last = group.image;
-      const float *from = group.patches(map, p, frame, image);
-      for (long y = 0; y < group.rows * map.window_h && !map.responses; y++)
-        respond_row({from + y * row, p.stride_w * p.channels, taps, offsets, packed, again + y * map.w * filters, filters}, map.w);
-      const float *responses = map.responses ? map.responses + group.position * filters : again;
-      const Map here = map.some_rows(group.rows, group.position, responses);
-      const Norms norms(here, 0, here.h * here.w, of_norms);
-      Walk walk(here, 0);
-      float *to = of_responses ? of_responses + group.position * filters : own; /* `own` stays zero outside of windows */
-      gradients_of<Kappa>(here, root, norms, walk, here.outputs, of_out + group.output(map) * filters, to,
-                          of_squares ? of_squares + group.position : nullptr, sums ? sums + part * padded * padded : nullptr, tiles);
-      correlate_all(from, row, p.stride_w * p.channels, offsets, taps, to, filters, here.h, here.w, of_filters + part * length);
-    }
-    free(buffer);
-  }
-  if (!failed) {
-    if (of_root) add_up(map, sums, parts, of_root);
+    if (failed) break;
+    if (of_root) add_up(map, sums, count, of_root);
     PARALLEL for (long tap = 0; tap < taps; tap++) /* a number of a patch, (k, c), for all filters */
-      for (long first = 0; first < filters; first += LANES) {
-        double sums[LANES] = {};
-        for (long part = 0; part < parts; part++) add(of_filters + part * length + tap * filters + first, sums, LANES);
-        for (long f = 0; f < LANES; f++)
-          of_filter[((first + f) * p.channels + tap % p.channels) * size + tap / p.channels] = sums[f];
+      for (long f = 0; f < filters; f += LANES) {
+        double *to = of_filter + (f * p.channels + tap % p.channels) * size + tap / p.channels, some[LANES] = {};
+        for (long part = 0; part < count; part++) add(of_filters + part * length + tap * filters + f, some, LANES);
+        for (long i = 0; i < LANES; i++) to[i * p.channels * size] += some[i];
       }
   }
   free(offsets);

@@ -29,26 +29,31 @@ static Status forward(const Map &map, const float *given, float *out, int thread
 template <class Kappa>
 static Status backward(const Map &map, const float *given, const float *of_out, float *of_responses, float *of_squares,
                        double *of_root, int threads) {
-  const long padded = map.padded, parts = parts_of(map.n);
+  const long padded = map.padded, parts = parts_of(map.n), of_image = map.rows * map.columns;
   clear_outside(map, of_responses, of_squares);
   const Root root(map, given, false);
-  float *sums = of_root ? (float *)calloc(parts * padded * padded, sizeof(float)) : nullptr;
+  float *sums = of_root ? (float *)malloc(PARTS * padded * padded * sizeof(float)) : nullptr;
+  if (of_root) memset(of_root, 0, map.filters * map.filters * sizeof(double));
   std::atomic<bool> failed{root.failed() || (of_root && !sums)};
-  PARALLEL for (long part = 0; part < parts; part++) {
-    const long of_image = map.rows * map.columns, begin = part * UNIT * of_image, end = least(map.n, (part + 1) * UNIT) * of_image;
-    Walk walk(map, begin);
-    const long positions = Walk(map, end - 1).last() + 1 - walk.position;
-    float *buffer = failed ? nullptr : (float *)calloc(3 * positions + 3 * tile_of(map) * padded, sizeof(float));
-    if (!buffer) {
-      failed = true;
-      continue;
+  for (long first = 0; first < parts && !failed; first += PARTS) { /* some parts at a time, whose sums fit into memory */
+    const long count = least(PARTS, parts - first);
+    if (sums) memset(sums, 0, count * padded * padded * sizeof(float));
+    PARALLEL for (long part = first; part < first + count; part++) {
+      const long begin = part * UNIT * of_image, end = least(map.n, (part + 1) * UNIT) * of_image;
+      Walk walk(map, begin);
+      const long positions = Walk(map, end - 1).last() + 1 - walk.position;
+      float *buffer = failed ? nullptr : (float *)calloc(3 * positions + 3 * tile_of(map) * padded, sizeof(float));
+      if (!buffer) {
+        failed = true;
+        continue;
+      }
+      const Norms norms(map, walk.position, positions, buffer);
+      gradients_of<Kappa>(map, root, norms, walk, end - begin, of_out + begin * map.filters, of_responses, of_squares,
+                          sums ? sums + (part - first) * padded * padded : nullptr, buffer + 3 * positions);
+      free(buffer);
     }
-    const Norms norms(map, walk.position, positions, buffer);
-    gradients_of<Kappa>(map, root, norms, walk, end - begin, of_out + begin * map.filters, of_responses, of_squares,
-                        sums ? sums + part * padded * padded : nullptr, buffer + 3 * positions);
-    free(buffer);
+    if (of_root && !failed) add_up(map, sums, count, of_root);
   }
-  if (of_root && !failed) add_up(map, sums, parts, of_root);
   free(sums);
   return failed ? OUT_OF_MEMORY : DONE;
 }

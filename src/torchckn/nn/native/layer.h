@@ -329,7 +329,7 @@ static void gradients_of(const Map &map, const Root &root, const Norms &norms, W
   }
 }
 
-/* Positions that no window contains have no gradient. (Others may hold responses still.) */
+/* Positions that no window contains have no gradient. Those inside windows are not cleared: they may still hold responses. */
 static void clear_outside(const Map &map, float *of_responses, float *of_squares) {
   const long inside = map.columns * map.window_w;
   for (long line = 0; line < map.n * map.h; line++) {
@@ -339,10 +339,9 @@ static void clear_outside(const Map &map, float *of_responses, float *of_squares
   }
 }
 
-/* The gradient of the root (f, f) from the sums of its parts. */
+/* Add the sums of some parts to the gradient of the root (f, f). */
 static void add_up(const Map &map, const float *sums, long parts, double *of_root) {
   const long filters = map.filters, padded = map.padded;
-  memset(of_root, 0, filters * filters * sizeof(double));
   for (long part = 0; part < parts; part++)
     for (long i = 0; i < filters; i++) add(sums + (part * padded + i) * padded, of_root + i * filters, filters);
 }
