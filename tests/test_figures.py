@@ -34,6 +34,8 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("53", "benchmarks.md: | LeNet-5 CKN, 32, `accurate`"),
         ("98.5", "benchmarks.md: | LeNet-1 CKN, 32, MNIST (`lenet1 --seed 1`)"),
         ("48", "benchmarks.md: | LeNet-1 CKN, 32, MNIST (`lenet1 --seed 1`)"),
+        ("3.5", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
+        ("6.6", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
     ],
     "questions.md": [
         ("94.4", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5 --seed 1`)"),

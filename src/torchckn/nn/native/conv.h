@@ -7,7 +7,7 @@ times faster. */
 
 #include "common.h"
 
-#define POSITIONS 12 /* sums that are kept in registers: of neighbouring positions, at most, */
+#define POSITIONS 12 /* sums that are kept in registers: of neighboring positions, at most, */
 #define TAPS 9       /* or of numbers of a patch */
 #define FEW_IMAGES 8 /* below, an image is shared by FEW_PARTS parts */
 #define FEW_PARTS 4
