@@ -120,7 +120,14 @@ def shares(count: int, unit: int) -> slice:
 
 @pytest.mark.parametrize(
     ("count", "unit", "expected"),
-    [(46, 4, [16, 16, 14]), (46, 7, [14, 14, 18]), (46, 12, [15, 15, 16]), (46, 46, [15, 15, 16]), (2, 1, [0, 1, 1])],
+    [
+        (46, 4, [16, 16, 14]),
+        (46, 7, [14, 14, 18]),
+        (46, 12, [15, 15, 16]),
+        (46, 46, [15, 15, 16]),
+        (9, 4, [3, 3, 3]),
+        (2, 1, [0, 1, 1]),
+    ],
 )
 def test_shares_are_of_whole_units_unless_they_were_too_unequal(
     groups: dict[int, Processes], count: int, unit: int, expected: list[int]

@@ -18,7 +18,7 @@ from torchckn.choices import Native
 from torchckn.fit import chunks
 from torchckn.fit.chunks import batch_gradient, share_of_batch, unit_of_sums
 from torchckn.fit.methods import METHODS, MethodOptions
-from torchckn.graph import AveragePool, Conv, Dense, Graph
+from torchckn.graph import AveragePool, Conv, Dense, Graph, Local
 from torchckn.kernels import ArcCosine, Kernel, Linear, Matern, RBFSphere
 from torchckn.nn import native
 from torchckn.nn.base import shared_projections
@@ -102,6 +102,11 @@ def test_a_unit_is_a_quarter_of_a_batch_and_never_divides_what_is_summed_by_auto
     with net.training_only(None, bandwidths=True):  # whose gradient is a sum over images, too
         assert unit_of_sums(net, 256) == chunks.CHUNK
     assert unit_of_sums(convnet(), 256) == chunks.CHUNK
+    local = Local(
+        "local", filters=4, kernel_size=(3, 3), trainable=False
+    )  # it multiplies matrices of a whole chunk, trained or not
+    nodes = [Conv("conv", filters=8, kernel_size=(3, 3)), local, Dense("dense", filters=6)]
+    assert unit_of_sums(torchckn.CKN(Graph((1, 8, 8), nodes)), 256) == chunks.CHUNK
 
 
 def test_what_is_computed_outside_of_training_leaves_its_gradient_to_autograd() -> None:
