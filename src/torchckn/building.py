@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import data, kernels, runs, zoo
+from . import data, kernels, presets, runs, zoo
 from .convnet import ScaledConvNet
 from .distributed import local_device
 from .errors import CKNError, ConfigError, DataError, NotFittedError
@@ -78,10 +78,14 @@ def build_convnet(
     shape = (9 * image_shape[0], *image_shape[1:]) if settings.whiten else image_shape
     if ":" in settings.network:
         return _from_source(own_source(settings.network) if source is None else source, settings)
+    if settings.network in presets.names():
+        raise ConfigError(
+            f"{settings.network} is a kernel network already, so there is no ConvNet; torchckn train {settings.network} trains it"
+        )
     if settings.network not in zoo.ARCHITECTURES:
         raise ConfigError(
-            f"unknown network {settings.network!r}: expected one of {', '.join(zoo.names())}, or file.py:ClassName for your "
-            "own"
+            f"unknown network {settings.network!r}: expected one of {', '.join([*zoo.names(), *presets.names()])}, or "
+            "file.py:ClassName for your own"
         )
     if "filters" in settings.options:
         raise ConfigError("filters is a separate option: use --filters, not --option filters=...")
@@ -135,11 +139,42 @@ def _from_source(source: str, settings: Settings) -> nn.Module:
 
 def build_network(settings: Settings, images: Images, generator: torch.Generator, source: str | None = None) -> Classifier:
     """The network to train: the kernel counterpart, or the ConvNet itself, with the pixels' statistics in it."""
+    device = find_device(local_device(settings.device))
+    if settings.network in presets.names():
+        return _ready_made(settings, images, generator).to(device)
     with torch.random.fork_rng():  # a ConvNet draws its weights from torch's own generator
         torch.manual_seed(settings.training.seed)
         net = build_convnet(settings, images.shape, len(images.classes), source)
     classifier = _to_classifier(settings, net, images.shape, images.pixels, len(images.classes), generator)
-    return classifier.to(find_device(local_device(settings.device)))
+    return classifier.to(device)
+
+
+def _ready_made(settings: Settings, images: Images, generator: torch.Generator) -> Classifier:
+    """A kernel network that was not translated from a ConvNet."""
+    name = settings.network
+    if settings.kind != "ckn":
+        raise ConfigError(f"{name} is a kernel network without a ConvNet; expected kind = 'ckn', got {settings.kind!r}")
+    usual = Settings()
+    for option in ("options", "whiten", "linear_kernel", "inverse_sqrt", "root_block"):
+        if getattr(settings, option) != getattr(usual, option):
+            raise ConfigError(f"{option} is for networks of the zoo and your own, not for {name}; remove it")
+    kernel = kernels.parse(settings.kernel)
+    if isinstance(kernel, str):
+        raise ConfigError(
+            f"{name} has no activations that a kernel could match; expected a kernel such as rbf:0.6, got 'match'"
+        )
+    some = images.unlabeled
+    if some is None:
+        some = images.train.sample(STATISTICS_OF) if isinstance(images.train, data.LazyPart) else images.train.images
+    return presets.build(
+        name,
+        some,
+        len(images.classes),
+        filters=settings.filters,
+        kernel=kernel,
+        centering=settings.centering,
+        generator=generator,
+    )
 
 
 def find_device(name: str) -> torch.device:

@@ -8,6 +8,7 @@ from .errors import unknown_name
 
 # Networks
 Kind = Literal["ckn", "convnet"]
+KernelNetworkName = Literal["ckn-cifar", "ckn-cifar5"]
 Weights = Literal["nystrom", "random-features"]
 Centering = Literal["image", "feature", "none", "raw"]
 ConvNetInit = Literal["paper", "he"]

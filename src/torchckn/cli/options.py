@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.markup import escape
 
-from ..choices import DataSetName
+from ..choices import DataSetName, KernelNetworkName
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..settings import Settings
@@ -159,6 +159,7 @@ _ALIASES = {"resize": ("--image-size",)}
 COMPLETE_DATA = completion(get_args(DataSetName))
 _COMPLETIONS = {"data": COMPLETE_DATA}
 COMPLETE_NETWORKS = completion(names())
+COMPLETE_TRAINABLE = completion([*names(), *get_args(KernelNetworkName)])
 
 
 def _parsed(name: str, value: Any) -> Any:

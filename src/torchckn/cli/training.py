@@ -8,17 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ..choices import PresetName, check_choice
+from ..choices import KernelNetworkName, PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
 from ..formats import percent
 from ..settings import Settings, read_settings, settings_from
-from .options import COMPLETE_NETWORKS, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
+from .options import COMPLETE_TRAINABLE, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
 
 if TYPE_CHECKING:
     from ..building import Images
@@ -51,8 +51,8 @@ def train(
     network: Annotated[
         str | None,
         typer.Argument(
-            help="A network of the zoo, or your own as file.py:ClassName; lenet5 by default.",
-            autocompletion=COMPLETE_NETWORKS,
+            help="A network of the zoo, ckn-cifar, ckn-cifar5, or your own as file.py:ClassName; lenet5 by default.",
+            autocompletion=COMPLETE_TRAINABLE,
         ),
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", "-o", help="A new folder for the run; by default in ./runs.")] = None,
@@ -222,8 +222,8 @@ def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
         return {}
     check_choice("preset", name, PresetName)
     options = {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
-    is_own = ":" in str(values.get("network", ""))
-    return options if is_own else options | {"filters": PRESET_FILTERS}
+    has_own = ":" in str(values.get("network", "")) or values.get("network") in get_args(KernelNetworkName)
+    return options if has_own else options | {"filters": PRESET_FILTERS}
 
 
 def _resolved(network: str) -> str:

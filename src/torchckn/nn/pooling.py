@@ -43,7 +43,11 @@ class GaussianPool2d(nn.Module):
         if not x.is_floating_point():
             raise DataError(f"GaussianPool2d expected floating-point input, got {x.dtype}; use x.float()")
         rows, columns = (self.matrix(n).to(x) for n in x.shape[-2:])
-        return torch.einsum("ph,...hw,qw->...pq", rows, x, columns)
+        if x.ndim != 4 or not x.is_contiguous(memory_format=torch.channels_last):
+            return rows @ x @ columns.mT
+        across = columns @ x.permute(0, 2, 3, 1)  # (N, H, q, C): as it is in memory, without copies
+        pooled = rows @ across.flatten(2)  # (N, p, q C)
+        return pooled.unflatten(2, across.shape[2:]).permute(0, 3, 1, 2)
 
     def matrix(self, size: int) -> Tensor:
         """The pooling along one axis as a matrix: (output positions, input positions), float64."""
