@@ -243,6 +243,25 @@ for _network, _kind, _accuracies in (
         _released_claim(_network, _kind, _steps, _accuracy)
 
 
+# Equal total time, centering per feature where there is any
+
+
+def _equal_time_claim(by: str, **convnet: Any) -> None:
+    @_claim(f"All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by {by}", EXTENSION)
+    def _difference(results: Results) -> tuple[list[Case], str]:
+        cases: list[Case] = []
+        for filters in filters_of(results.of("equal-time")):
+            same = {"filters": filters, "augment": "none"}
+            ckn = results.of("equal-time", kind="ckn", centering="feature", **same)
+            other = results.of("equal-time", kind="convnet", **convnet, **same)
+            cases += difference_case(f"{filters} filters", differences(results, ckn, other, "test_accuracy"), _ABOVE_ZERO)
+        return cases, ""
+
+
+_equal_time_claim("SGD from the paper's weights", optimizer="sgd", method="sgd", centering="feature")
+_equal_time_claim("AdamW from He weights", optimizer="adamw")
+
+
 # Few labels: the same labels for both learners, draw by draw
 
 

@@ -2,8 +2,9 @@
 
 Cells that begin alike (the same unsupervised network, the same seed) share that beginning: it is computed once and kept in
 ``work/starts``. Cells that differ only in their seed, or in their number of steps, share the choice of a learning rate, made
-with the first seed and kept in ``work/trials``. A cell with ``total_seconds`` is trained for as many steps as fit into that time;
-how long a step takes is measured with the first seed and kept in ``work/speeds``. Read next: :mod:`torchckn.experiments.cell`.
+with the first seed and kept in ``work/trials`` and in every result. A cell with ``total_seconds`` is trained for as many steps
+as fit into that time; how long a step takes is measured with the first seed and kept in ``work/speeds``. Read next:
+:mod:`torchckn.experiments.cell`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from ..errors import ConfigError, DataError, NumericalError
 from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import TrainResult, evaluate, fit_filters, fit_head
 from ..network import CKN, Classifier
-from ..settings import Settings
-from .results import identity, start_settings
+from ..settings import Settings, settings_from
+from .results import Result, identity, read_results, start_settings
 from .spec import Cell
 from .variants import method_class, preprocessing
 
@@ -69,17 +70,18 @@ def start_file(folder: Path, cell: Cell) -> Path:
 
 def trials_file(folder: Path, cell: Cell) -> Path:
     """Accuracies of the learning rates: the same for cells that differ in their seed or their number of steps alone."""
-    return _file_of_all_seeds(folder / "work" / "trials", cell)
+    return folder / "work" / "trials" / f"{_key_of_all_seeds(cell)}.json"
 
 
 def speed_file(folder: Path, cell: Cell) -> Path:
     """The time before the first step, and that of a step."""
-    return _file_of_all_seeds(folder / "work" / "speeds", cell)
+    return folder / "work" / "speeds" / f"{_key_of_all_seeds(cell)}.json"
 
 
-def _file_of_all_seeds(folder: Path, cell: Cell) -> Path:
-    given = identity(cell.settings, cell.extras, cell.measure)
-    return folder / f"{digest({k: v for k, v in given.items() if k not in _UNTRIED})}.json"
+def _key_of_all_seeds(of: Cell | Result) -> str:
+    settings = of.settings if isinstance(of, Cell) else settings_from(of.settings, of.experiment)
+    given = identity(settings, of.extras, of.measure)
+    return digest({name: value for name, value in given.items() if name not in _UNTRIED})
 
 
 def is_to_be_tuned(cell: Cell) -> bool:
@@ -202,9 +204,20 @@ def tuned(bench: Bench) -> tuple[Any, dict[str, float]]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
         if not file.exists():
-            _try(bench.with_seed(0), file.with_suffix(".part")).replace(file)
+            earlier = _trials_of_results(bench)
+            if earlier:
+                write_atomically(file, json.dumps(earlier).encode())
+            else:
+                _try(bench.with_seed(0), file.with_suffix(".part")).replace(file)
     trials: dict[str, float] = json.loads(file.read_text())
     return max(trials, key=lambda lr: trials[lr]), trials
+
+
+def _trials_of_results(bench: Bench) -> dict[str, float]:
+    """What was tried for a cell that has a result already, on another machine perhaps; empty if there is none."""
+    key = _key_of_all_seeds(bench.cell)
+    results = read_results(bench.folder, bench.cell.scale).of(bench.cell.experiment)
+    return next((result["trials"] for result in results if result["trials"] and _key_of_all_seeds(result) == key), {})
 
 
 def _try(bench: Bench, file: Path) -> Path:
