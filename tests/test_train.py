@@ -94,6 +94,18 @@ def test_exact_and_reused_classifiers_differ_and_both_learn() -> None:
     assert found["exact"].history[-1]["loss"] != found["reuse"].history[-1]["loss"]
 
 
+def test_the_last_classifier_is_fitted_to_validation_images_too_on_request() -> None:
+    net, result = trained(steps=2, validation_labels=True)
+    assert result.head is not None
+    assert result.head.refitted
+    plain, usual = trained(steps=2)
+    assert usual.head is not None
+    assert not usual.head.refitted
+    assert (result.head.lam, result.head.accuracy) == (usual.head.lam, usual.head.accuracy), "chosen on unseen images"
+    torchckn.fit_head(plain, *digits(), lam=result.head.lam, refit=True)
+    torch.testing.assert_close(net.head.weight, plain.head.weight, rtol=1e-2, atol=1e-2)
+
+
 def test_what_is_fitted_already_is_not_fitted_again() -> None:
     (train_data, valid_data), ckn = digits(), network()
     g = torch.Generator().manual_seed(0)

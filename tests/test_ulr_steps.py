@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import torchckn
 from torchckn import ConfigError, DataError, NumericalError, zoo
-from torchckn.fit import chunks
 from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.methods import ULR, MethodOptions
 from torchckn.fit.ulr import reduced_objective
@@ -23,9 +22,8 @@ def network(dtype: torch.dtype = torch.float64) -> torchckn.CKN:
     return torchckn.translate(net, (1, 28, 28), RBFSphere(0.6), generator=g)
 
 
-@pytest.mark.parametrize("kept", [0, 2**22, 2**40], ids=["two passes", "some graphs kept", "graphs kept"])
-def test_the_chunked_step_gives_the_gradients_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    monkeypatch.setattr(chunks, "KEPT", kept)
+@pytest.mark.parametrize("memory", [0, 4, 2**20], ids=["two passes", "some graphs kept", "graphs kept"])
+def test_the_chunked_step_gives_the_gradients_of_the_whole_batch(memory: float) -> None:
     g = torch.Generator().manual_seed(1)
     images, labels = torch.rand(50, 1, 28, 28, generator=g, dtype=torch.float64), torch.arange(50) % 10
     found = []
@@ -35,7 +33,7 @@ def test_the_chunked_step_gives_the_gradients_of_the_whole_batch(monkeypatch: py
         def objective(features: Tensor, ckn: torchckn.CKN = ckn) -> tuple[Tensor, Tensor]:
             return reduced_objective(ckn.scaling(features), labels, ckn.head, 2**-8)
 
-        value, eta = batch_gradient(ckn, images, objective, chunk)
+        value, eta = batch_gradient(ckn, images, objective, chunk, graph_memory=memory)
         grads = {name: p.grad for name, p in ckn.named_parameters() if p.grad is not None}
         assert {name for name in grads if "weight" in name} >= {
             f"layers.{n}.weight" for n in ("layers_conv1", "layers_conv2")
@@ -47,6 +45,19 @@ def test_the_chunked_step_gives_the_gradients_of_the_whole_batch(monkeypatch: py
     assert whole.keys() == chunked.keys()
     for name, gradient in whole.items():
         torch.testing.assert_close(chunked[name], gradient, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_the_memory_for_graphs_changes_no_bit_of_a_step() -> None:
+    g = torch.Generator().manual_seed(1)
+    images, labels = torch.rand(50, 1, 28, 28, generator=g), torch.arange(50) % 10
+    weights = []
+    for memory in (0, 1280):
+        ckn = network(torch.float32)
+        method = ULR(ckn, MethodOptions(lam=2**-8, chunk=16, graph_memory=memory))
+        results = [method.step(images, labels, 2**-6) for _ in range(2)]
+        weights.append([results, *ckn.state_dict().values()])
+    assert weights[0][0] == weights[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(weights[0][1:], weights[1][1:], strict=True))
 
 
 def test_features_in_chunks_are_the_features() -> None:

@@ -17,6 +17,9 @@ from ..network import Total, of_this_process
 from ..nn.devices import wide_dtype
 from .targets import PLAIN, Aim
 
+#: numbers, of which a Hessian takes one for each image, class and feature, that are in memory at a time
+SPREAD = 2**22
+
 
 class Batch:
     """A batch as the solve sees it: gradient, Hessian and its products, each a sum over images that goes through ``total``.
@@ -110,11 +113,15 @@ class Batch:
         """Of f at the head: (K, d + 1); (K (d + 1), K (d + 1)), classes outside, columns of the classifier inside."""
         n, classes = self.p.shape
         size = self.x.shape[1]
-        spread = (self.p[:, :, None] * self.x[:, None]).flatten(1)  # (n, K (d + 1)), p_ik x_ij
-        weighted = self.weighted(spread)
-        matrix = -(weighted.T @ spread)
+        matrix = self.x.new_zeros(classes * size, classes * size)
         blocks = matrix.view(classes, size, classes, size).diagonal(dim1=0, dim2=2)  # (d + 1, d + 1, K)
-        blocks += torch.einsum("nki,nj->ijk", weighted.view(n, classes, size), self.x)
+        for start in range(0, n, some := max(1, SPREAD // (classes * size))):
+            part = slice(start, start + some)
+            x = self.x[part]
+            spread = (self.p[part, :, None] * x[:, None]).flatten(1)  # (n, K (d + 1)), p_ik x_ij
+            weighted = spread if self.weights is None else self.weights[part] * spread
+            matrix.addmm_(weighted.T, spread, alpha=-1)
+            blocks += torch.einsum("nki,nj->ijk", weighted.view(len(x), classes, size), x)
         gradient, matrix = self.totals(self._gradient_sum(), matrix)
         matrix = matrix / self.images
         matrix.diagonal().add_(self.curvature_of_penalty.repeat(classes))

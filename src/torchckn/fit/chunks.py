@@ -24,12 +24,10 @@ from ..nn.base import KernelLayer, shared_projections
 from ..nn.checks import require
 from ..nn.devices import autocast, sums_in_units, wide_dtype
 from ..nn.sums import GradientSums, in_units
+from .config import GRAPH_MEMORY
 from .features import CHUNK
 
 T = TypeVar("T")
-
-#: bytes of graphs that are kept from the first pass; images beyond go through the network twice
-KEPT = 5 * 2**28
 
 
 def batch_gradient(
@@ -39,6 +37,7 @@ def batch_gradient(
     chunk: Chunk = "auto",
     precision: Precision = "float32",
     batch_size: float | None = None,
+    graph_memory: float = GRAPH_MEMORY,
 ) -> tuple[Tensor, T]:
     """Add the gradient of ``objective(features)`` to the parameters' ``grad``; its value, and what it returns beside it.
 
@@ -48,6 +47,8 @@ def batch_gradient(
         chunk: images at a time; ``"all"``: the whole batch at once.
         precision: of convolutions and kernel maps; features are in the network's own.
         batch_size: the number of images of all processes; by default there are no others.
+        graph_memory: megabytes (2^20 bytes) of graphs that are kept from the first pass; images beyond go through the network
+            twice. It does not change the result.
 
     With several processes, each has its share of the images, and value and gradient are those of the sum of their objectives.
     """
@@ -57,7 +58,7 @@ def batch_gradient(
         sums = GradientSums(leaves, _unit_of_layers(net, batch_size or len(images), chunk, precision))
         with sums.active():
             first, size = _measured(lambda: _features(net, pieces[0], precision))
-            fitting = max(1, KEPT // max(1, size))
+            fitting = max(1, int(graph_memory * 2**20) // max(1, size))
             graphs = [first, *(_features(net, piece, precision) for piece in pieces[1:fitting])]
         random_state = torch.get_rng_state()  # so that dropout is the same in the second pass
         rest = pieces[fitting:]

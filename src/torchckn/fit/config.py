@@ -41,6 +41,9 @@ MOST = 10**9
 #: batch size, unless one is given or there are fewer images
 BATCH_SIZE = 256
 
+#: megabytes of graphs that a step keeps for its backward pass
+GRAPH_MEMORY = 1280.0
+
 # Learning rate and momentum that did best on validation images of MNIST (LeNet-5, 32 filters, batch size 256, about 90 s in all):
 # momentum 0.9 and a cosine from 2^-6, 98.8 %; without momentum and from 2^-4, 98.6 %.
 # ConvNets, 300 steps on the embedded digits: from 0.1, 0.3, 1 LeNet-5 has 93.5, 95.4, 89.8 %, LeNet-1 96.5, 97.3, 97.4 %.
@@ -73,7 +76,7 @@ _QUICK: dict[str, Any] = {
 #: options of kernel networks that are set by one word
 PRESETS: dict[PresetName, dict[str, Any]] = {
     "fast": _QUICK | {"steps": 250},
-    "accurate": _QUICK | {"steps": 800},
+    "accurate": _QUICK | {"steps": 800, "validation_labels": True},
 }
 #: filters per layer that the command gives networks of the zoo with a preset
 PRESET_FILTERS = 32
@@ -135,7 +138,15 @@ class MethodOptions(Config):
         gt=0,
     )
     chunk: Chunk = option("auto", "Images that are processed at a time: a number, auto, or all.", heading=TRAINING)
-
+    graph_memory: float = option(
+        GRAPH_MEMORY,
+        "Megabytes for intermediate results of a step; what does not fit is computed twice. With 0, a step needs hardly more "
+        "memory for larger batches.",
+        heading=TRAINING,
+        bookkeeping=True,
+        ge=0,
+        le=MOST,
+    )
     precision: Precision = option(
         "float32",
         "Precision of convolutions and kernel maps in training steps: float32 (that of the network), or autocast to bfloat16 or "
@@ -219,6 +230,11 @@ class TrainConfig(MethodOptions):
         shapes_start=True,
     )
     final_head: bool = option(True, "Refit the classifier on all features at the end.", heading=CLASSIFIER)
+    validation_labels: bool = option(
+        False,
+        "Fit the last classifier to training and validation images together, after its L2 penalty has been chosen.",
+        heading=CLASSIFIER,
+    )
     patches: int = option(
         10_000, "Patches per layer for the unsupervised filters.", heading=FILTERS, only_for="ckn", shapes_start=True, ge=1
     )

@@ -123,7 +123,7 @@ class TrainingLoop(TrainingState):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
             self.start = self._fit_head(config.lam, self.train_data if some is None else some, config.folds)
 
-    def _fit_head(self, lam: float | None, train_data: Any, folds: int | None) -> HeadFit:
+    def _fit_head(self, lam: float | None, train_data: Any, folds: int | None, refit: bool = False) -> HeadFit:
         return fit_head(
             self.net,
             train_data,
@@ -132,6 +132,7 @@ class TrainingLoop(TrainingState):
             lam=lam,
             lambdas=self.config.lambdas or LAMBDAS,
             search=self.config.penalty_search,
+            refit=refit,
             folds=folds,
             class_weights=self.config.class_weights,
             label_smoothing=self.config.label_smoothing,
@@ -188,7 +189,8 @@ class TrainingLoop(TrainingState):
         head = self.start if not self.steps else None  # which was fitted to these very features
         if self.config.final_head and head is None:
             # Filters know the training labels by now, so only validation images may choose.
-            head = self._fit_head(lam if self.valid_data is None else self.config.lam, self.train_data, folds=0)
+            fixed, refit = lam if self.valid_data is None else self.config.lam, self.config.validation_labels
+            head = self._fit_head(fixed, self.train_data, folds=0, refit=refit)
         self.seconds += self.clock() - clock
         result = TrainResult(self.history, lam, self.start, head, self.seconds, self.step, self.stop_reason)
         if self.store:

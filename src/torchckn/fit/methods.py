@@ -13,7 +13,8 @@ Paper: section 4.3, Algorithm 3. Read first: :mod:`torchckn.fit.ulr`. Read next:
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,8 @@ from .features import check_labels
 from .sphere import SphereSGD, project_to_ball
 from .targets import aim
 from .ulr import Reduced, reduced_objective, step_head
+
+T = TypeVar("T")
 
 
 class StepResult(NamedTuple):
@@ -110,6 +113,11 @@ class Method:
         """Put the gradients of the objective into the parameters; objective and accuracy, of all processes: (2,)"""
         raise NotImplementedError
 
+    def _gradient(self, images: Tensor, objective: Callable[[Tensor], tuple[Tensor, T]]) -> tuple[Tensor, T]:
+        """:func:`batch_gradient` of this batch, in chunks and memory as the options have it."""
+        o = self.options
+        return batch_gradient(self.net, images, objective, o.chunk, o.precision, self._images, o.graph_memory)
+
     def _follow(self, images: Tensor, labels: Tensor) -> None:
         """What comes after the optimizers' step."""
 
@@ -178,7 +186,7 @@ class ULR(Method):
             return super().step(images, labels, lr)
 
     def _descend(self, images: Tensor, labels: Tensor) -> Tensor:
-        net, options = self.net, self.options
+        net = self.net
 
         def objective(features: Tensor) -> tuple[Tensor, Tensor]:
             scaled = net.scaling.calibrated(features)
@@ -187,7 +195,7 @@ class ULR(Method):
                 accuracy = accuracy_of(net.head(scaled), labels)
             return torch.stack([value, self._share * accuracy]), eta
 
-        results, self._eta = batch_gradient(net, images, objective, options.chunk, options.precision, self._images)
+        results, self._eta = self._gradient(images, objective)
         return results
 
     def _follow(self, images: Tensor, labels: Tensor) -> None:
@@ -219,8 +227,7 @@ class SGO(Method):
             self.net.scaling.calibrate(features.detach())
             return self._share * torch.stack(self._objective(features, labels)), None
 
-        chunk, precision = self.options.chunk, self.options.precision
-        return batch_gradient(self.net, images, objective, chunk, precision, self._images)[0]
+        return self._gradient(images, objective)[0]
 
 
 class SGOBall(SGO):
