@@ -14,6 +14,7 @@ from torch import nn
 
 from torchckn.choices import HeadUpdate
 from torchckn.fit.chunks import batch_features, batch_gradient
+from torchckn.fit.config import GRAPH_MEMORY
 from torchckn.fit.methods import ULR, MethodOptions
 
 from .measure import median_times, peak_memory
@@ -36,9 +37,14 @@ def batch_for(name: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ulr(
-    name: str, filters: int, batch: int, head_update: HeadUpdate = "reuse", hessian: str = "auto"
+    name: str,
+    filters: int,
+    batch: int,
+    head_update: HeadUpdate = "reuse",
+    hessian: str = "auto",
+    graph_memory: float = GRAPH_MEMORY,
 ) -> Callable[[], object]:
-    options = MethodOptions(lam=LAM, tau=TAU, head_update=head_update, hessian=hessian)  # type: ignore[arg-type]
+    options = MethodOptions(lam=LAM, tau=TAU, head_update=head_update, hessian=hessian, graph_memory=graph_memory)  # type: ignore[arg-type]
     method = ULR(kernel_network(name, filters), options)
     return functools.partial(method.step, *batch_for(name, batch), LR)
 
