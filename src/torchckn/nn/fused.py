@@ -126,7 +126,6 @@ def _forward(
     require_window((rows, columns), window)
     pixels = x.new_empty(len(x), *x.shape[2:])
     squares = pixels if patches.are_pixels else x.new_empty(len(x), rows, columns)
-    native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
     description = kernel.native()
     assert description is not None
     name, numbers = description
@@ -139,9 +138,10 @@ def _forward(
         weight = weight.contiguous()
         kept = ctx is not None and not (ctx.needs_input_grad[1] and is_cheap(weight))  # else they are computed again
         responses = x.new_empty(len(x), rows, columns, filters).permute(0, 3, 1, 2) if kept else None
-        inputs = x.data_ptr(), weight.data_ptr(), squares.data_ptr(), native.address(root)
-        native.call("direct_forward", *about, patches.numbers, *inputs, native.address(responses), out.data_ptr())
+        buffers = (native.address(tensor) for tensor in (x, weight, root, pixels, squares, responses, out))
+        native.call("direct_forward", *about, patches.numbers, *buffers)
     else:
+        native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
         responses = x if weight is None else dense(F.conv2d(x, weight, None, *geometry))
         native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
     if ctx is not None:

@@ -104,7 +104,7 @@ def _library() -> ctypes.CDLL | None:
             ("differ", [pointer, pointer, ctypes.c_size_t]),
             ("pack", [*[pointer] * 3, ctypes.c_long, number]),
             ("packed_size", [pointer, ctypes.c_long]),
-            ("direct_forward", [number, *[pointer] * 9, number]),
+            ("direct_forward", [number, *[pointer] * 10, number]),
             ("direct_backward", [number, *[pointer] * 13, number]),
             ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
             ("wide_registers", []),
@@ -121,7 +121,7 @@ def _library() -> ctypes.CDLL | None:
 
 @functools.cache
 def has_wide_registers() -> bool:
-    """Whether the compiled code uses registers of 16 numbers, of which there are 32."""
+    """Whether the compiled code uses registers of at least 8 numbers, and multiplies and adds in one instruction."""
     library = _library()
     return library is not None and bool(library.wide_registers())
 
