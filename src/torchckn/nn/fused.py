@@ -45,10 +45,12 @@ def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
     )
 
 
-def window_of(pool: object) -> Pair | None:
-    """The window of a pooling that averages windows which do not overlap; None for any other."""
+def window_of(pool: object, size: Pair) -> Pair | None:
+    """The window of a pooling that averages windows which do not overlap, of maps of this size; None for any other."""
     if pool is None:
         return 1, 1
+    if type(pool) is nn.AdaptiveAvgPool2d:
+        return size if pool.output_size in (1, (1, 1)) else None
     if type(pool) is not nn.AvgPool2d or pool.ceil_mode or pool.divisor_override:
         return None
     size, stride, padding = (v if isinstance(v, tuple) else (v, v) for v in (pool.kernel_size, pool.stride, pool.padding))

@@ -3,6 +3,7 @@
 #include "layer.h"
 
 #define FEW_PARTS 4 /* of each of few images */
+#define LITTLE 100000 /* products that take as long as the start of several threads */
 
 /* out = A values; without a root, the values themselves. */
 template <class Kappa>
@@ -148,6 +149,8 @@ static Status respond(const Patches &p, const float *x, const float *packed, flo
   return DONE;
 }
 
+static int threads_for(long products, int threads) { return products < LITTLE ? 1 : threads; }
+
 /* Layers one after the other, without gradients: what a network does with few images, where calls from Python would take longer. */
 extern "C" int chain(const Layer *layers, long count, const float *x, float *out, int threads) {
   long positions = 0, responses = 0, framed = 0;
@@ -167,16 +170,26 @@ extern "C" int chain(const Layer *layers, long count, const float *x, float *out
     const Layer &layer = layers[i];
     const Patches &p = *(const Patches *)layer.patches;
     float *to = i + 1 == count ? out : results[i % 2];
-    status = patch_squares(layer.patches, x, pixels, norms, threads);
-    if (status == DONE && layer.packed) status = respond(p, x, layer.packed, frame, responded, layer.map[3], threads);
+    const long filters = layer.map[3], values = p.n * p.rows * p.columns * filters;
+    status = patch_squares(layer.patches, x, pixels, norms, threads_for(p.n * p.h * p.w * p.channels, threads));
+    if (status == DONE && layer.packed)
+      status = respond(p, x, layer.packed, frame, responded, filters,
+                       threads_for(values * p.kernel_h * p.kernel_w * p.channels, threads));
     if (status == DONE)
       status = layer_forward(layer.kind, layer.numbers, layer.map, layer.packed ? responded : x, p.single() ? pixels : norms,
-                             layer.root, to, threads);
+                             layer.root, to, threads_for(values * filters, threads));
     x = to;
   }
   free(buffer);
   return status;
 }
 
-/* Whether bytes differ. */
-extern "C" int differ(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) != 0; }
+/* Whether bytes differ; many of them are shared among threads. */
+extern "C" int differ(const char *a, const char *b, size_t bytes, int threads) {
+  const size_t part = 1 << 17;
+  if (bytes <= part) return memcmp(a, b, bytes) != 0;
+  std::atomic<bool> found{false};
+  PARALLEL for (size_t first = 0; first < bytes; first += part)
+    if (memcmp(a + first, b + first, bytes - first < part ? bytes - first : part)) found = true;
+  return found;
+}
