@@ -25,7 +25,6 @@ from .geometry import draw_normal
 from .invsqrt import Spectrum, check_method, closed_form, resolve_method
 from .native import equal
 
-
 #: attributes that every module has
 _OF_MODULES = frozenset(vars(nn.Module()))
 
@@ -179,7 +178,7 @@ class KernelLayer(nn.Module):
         own = vars(kernel)
         attributes = {name: own[name] for name in own.keys() - _OF_MODULES if isinstance(own[name], (int, float, str))}
         settings = (type(kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
-        tensors = [self.weight]
+        tensors: list[Tensor] = [self.weight]
         if kernel._parameters or kernel._buffers or kernel._modules:  # to ask takes longer
             tensors += [*kernel.parameters(), *kernel.buffers()]
         # Values are compared, not version counters, which miss changes through `.data`.
