@@ -41,6 +41,16 @@ template <class V> INLINE V load(const float *from) {
   return value;
 }
 
+/* The sum of all numbers of a vector, halves first: compilers would add one after the other. */
+INLINE float total(Vec value) {
+  typedef float Half __attribute__((vector_size(2 * LANES)));
+  Half low, high;
+  memcpy(&low, &value, sizeof(Half));
+  memcpy(&high, (const char *)&value + sizeof(Half), sizeof(Half));
+  low = low + high;
+  return (low[0] + low[2]) + (low[1] + low[3]);
+}
+
 static inline long parts_of(long images) { return (images + UNIT - 1) / UNIT; }
 
 template <class Number> INLINE void add(const float *__restrict from, Number *__restrict to, long n) {

@@ -83,9 +83,12 @@ struct ArcCosine2 {
 
 /* |x|^2 of each pixel, with a fixed number of channels where there are few. */
 INLINE void pixel_squares(const float *__restrict x, float *__restrict squares, long pixels, const long channels) {
-  for (long q = 0; q < pixels; q++) {
-    float sum = 0;
-    SUM for (long c = 0; c < channels; c++) sum += x[q * channels + c] * x[q * channels + c];
+  for (long q = 0; q < pixels; q++, x += channels) {
+    const long whole = channels / LANES * LANES;
+    Vec sums = {};
+    for (long c = 0; c < whole; c += LANES) sums = sums + load<Vec>(x + c) * load<Vec>(x + c);
+    float sum = whole ? total(sums) : 0;
+    for (long c = whole; c < channels; c++) sum += x[c] * x[c];
     squares[q] = sum;
   }
 }
