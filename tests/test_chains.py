@@ -68,6 +68,30 @@ def test_a_chain_gives_the_numbers_of_its_layers(filters: int, count: int) -> No
     assert (found - in_double).norm() <= 1e-4 * in_double.norm()
 
 
+@torch.no_grad()
+def test_a_chain_goes_up_to_the_global_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    plain = native.call
+    monkeypatch.setattr(native, "call", lambda name, *arguments: (calls.append(name), plain(name, *arguments))[1])
+    assert network().features(images(1)).shape == (1, 10)
+    assert [name for name in calls if name != "pack"] == ["chain"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_chain_gives_the_same_bits_on_any_number_of_threads(count: int) -> None:
+    net, x = network(40), torch.randn(count, 2, 12, 12, generator=torch.Generator().manual_seed(2))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(net.features(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_layers_that_somebody_watches_or_replaces_run_one_by_one() -> None:
     net, x = network(), images(1)
     net.layers["second"].forward = lambda y: 2 * type(net.layers["second"]).forward(net.layers["second"], y)  # type: ignore[method-assign]

@@ -268,7 +268,9 @@ def test_memory_that_no_thread_gets_is_an_error(threads: int) -> None:
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (1, 1, 1), (2, 1, 1), (2, 0, 2), (1, 3, 1)])
-@pytest.mark.parametrize(("channels", "filters", "size"), [(1, 8, 5), (1, 24, 3), (8, 8, 3), (3, 16, 1), (5, 6, 3)])
+@pytest.mark.parametrize(
+    ("channels", "filters", "size"), [(1, 8, 5), (1, 24, 3), (8, 8, 3), (3, 16, 1), (5, 6, 3), (32, 32, 3)]
+)
 def test_layers_with_few_channels_equal_the_plain_ones(
     channels: int, filters: int, size: int, stride: int, padding: int, dilation: int, generator: torch.Generator
 ) -> None:
@@ -283,6 +285,25 @@ def test_layers_with_few_channels_equal_the_plain_ones(
             for dtype in (torch.float32, torch.float64)
         ]
         assert_same(*both)
+
+
+@pytest.mark.parametrize("filters", [8, 16, 24, 32, 40])
+def test_rows_of_any_length_are_cut_into_pieces_without_a_gap(filters: int, generator: torch.Generator) -> None:
+    for width in range(4, 30):
+        x = torch.randn(2, 3, 5, width, generator=generator, dtype=torch.float64)
+        weight = torch.nn.functional.normalize(torch.randn(filters, 3 * 2, generator=generator, dtype=torch.float64))
+        root = torch.randn(filters, filters, generator=generator, dtype=torch.float64)
+        arguments = RBFSphere(0.6), x, weight.reshape(filters, 3, 1, 2), root
+        assert_same(layer_and_gradients(torch.float32, *arguments), layer_and_gradients(torch.float64, *arguments))
+
+
+def test_one_change_among_many_numbers_is_noticed() -> None:
+    a = torch.zeros(100_001)
+    for place in (0, 50_000, 100_000):
+        b = a.clone()
+        assert native.equal(a, b)
+        b[place] = 1
+        assert not native.equal(a, b)
 
 
 def test_filters_of_few_channels_get_the_same_gradient_whatever_else_needs_one(generator: torch.Generator) -> None:

@@ -25,6 +25,9 @@ from .geometry import draw_normal
 from .invsqrt import Spectrum, check_method, closed_form, resolve_method
 from .native import equal
 
+#: attributes that every module has
+_OF_MODULES = frozenset(vars(nn.Module()))
+
 
 class CachedRoot(NamedTuple):
     """A root, and the settings and tensors that it depends on."""
@@ -172,9 +175,12 @@ class KernelLayer(nn.Module):
 
     def _cached_root(self) -> CachedRoot:
         kernel = self.kernel
-        attributes = {k: v for k, v in vars(kernel).items() if isinstance(v, (int, float, str))}
+        own = vars(kernel)
+        attributes = {name: own[name] for name in own.keys() - _OF_MODULES if isinstance(own[name], (int, float, str))}
         settings = (type(kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
-        tensors = [self.weight, *kernel.parameters(), *kernel.buffers()]
+        tensors: list[Tensor] = [self.weight]
+        if kernel._parameters or kernel._buffers or kernel._modules:  # to ask takes longer
+            tensors += [*kernel.parameters(), *kernel.buffers()]
         # Values are compared, not version counters, which miss changes through `.data`.
         if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):
             # A tensor made in inference mode could not be used outside of it, nor one whose computation is traced.

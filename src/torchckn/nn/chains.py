@@ -26,6 +26,8 @@ FEW_IMAGES = 4
 #: filters of a layer up to which a chain is faster: beyond, libraries for matrices are, by 1.1 to 2 times with 256 filters, and
 #: by 20 with 2048 (measured with 1 and 4 images of 8x8 to 28x28 pixels, 1x1 and 3x3 filters)
 WIDEST = 128
+#: stands for the size of maps where it is not known yet
+_ANY = (0, 0)
 
 
 class _Layer(ctypes.Structure):
@@ -104,7 +106,7 @@ class Chain:
 
 def _settings(layer: KernelConv2d) -> object:
     """What a layer does with its input, but for the filters and their root."""
-    return layer.stride, layer.padding, layer.dilation, window_of(layer.pool), layer.init == "identity"
+    return layer.stride, layer.padding, layer.dilation, window_of(layer.pool, _ANY), layer.init == "identity"
 
 
 def _prepare(
@@ -117,7 +119,7 @@ def _prepare(
         weight, root = layer.weight.detach(), cached.root.contiguous()
         shape, size = torch.Size((images, channels, height, width)), (weight.shape[2], weight.shape[3])
         patches = patches_of(shape, size, Geometry(layer.stride, layer.padding, layer.dilation))
-        window, description = window_of(layer.pool), layer.kernel.native()
+        window, description = window_of(layer.pool, patches.output), layer.kernel.native()
         assert window is not None
         assert description is not None
         require_window(patches.output, window)
@@ -139,7 +141,7 @@ def _prepare(
 
 def is_for_chains(layer: Module) -> bool:
     """Whether compiled code can have all of this layer, and is faster."""
-    if type(layer) is not KernelConv2d or layer.groups != 1 or window_of(layer.pool) is None:
+    if type(layer) is not KernelConv2d or layer.groups != 1 or window_of(layer.pool, _ANY) is None:
         return False
     return layer.filters <= WIDEST and block_count(layer.filters, layer.root_block) == 1
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from . import native
 from .geometry import Pair, conv_output_size
 
-#: products of channels and filters up to which our own code is faster, measured on a processor with 8 lanes (AVX2)
+#: products of channels and filters up to which our own code is faster on any processor
 FEW = 64
-#: channels, and filters, up to which it is with 16 lanes and 32 registers (AVX-512), if the rows of outputs are not too short
+#: channels, and filters, up to which it is with registers of 8 or 16 numbers (AVX2, AVX-512), if the rows of outputs are not too
+#: short: as fast as libraries, and what follows the convolution is in the same pass
 FEW_WIDE, SHORT = 32, 4
 #: numbers of a patch up to which responses are not kept for the backward pass
 CHEAP = 32

@@ -38,7 +38,7 @@ from ..tracing import is_traced
 from . import native
 from .checks import reads_now, require
 from .devices import computes_wide, own_precision, prefers_channels_last, wide_dtype
-from .direct import Geometry
+from .direct import Geometry, patches_of
 from .fused import applies, fused_conv2d, window_of
 from .geometry import Pair
 from .invsqrt import Spectrum, inverse_sqrt, precomputed_inverse_sqrt, resolve_method
@@ -190,7 +190,8 @@ def kernel_conv2d(
     if type(kernel).map is Linear.map:  # |x| <w, x> / |x|: the norms cancel
         values = x if weight is None else conv2d(x, weight, geometry, groups)
     elif applies(x, kernel, groups):
-        window = window_of(pool)
+        kernel_size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
+        window = window_of(pool, patches_of(x.shape, kernel_size, geometry).output)
         uniform = uniform_root and not root.requires_grad
         if window and root.ndim == 2 and (uniform or len(root) <= native.WIDEST) and root.dtype == x.dtype:
             return fused_conv2d(x, weight, root, kernel, geometry, window, uniform)

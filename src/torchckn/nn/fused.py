@@ -45,10 +45,12 @@ def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
     )
 
 
-def window_of(pool: object) -> Pair | None:
-    """The window of a pooling that averages windows which do not overlap; None for any other."""
+def window_of(pool: object, size: Pair) -> Pair | None:
+    """The window of a pooling that averages windows which do not overlap, of maps of this size; None for any other."""
     if pool is None:
         return 1, 1
+    if type(pool) is nn.AdaptiveAvgPool2d:
+        return size if pool.output_size in (1, (1, 1)) else None
     if type(pool) is not nn.AvgPool2d or pool.ceil_mode or pool.divisor_override:
         return None
     size, stride, padding = (v if isinstance(v, tuple) else (v, v) for v in (pool.kernel_size, pool.stride, pool.padding))
@@ -126,7 +128,6 @@ def _forward(
     require_window((rows, columns), window)
     pixels = x.new_empty(len(x), *x.shape[2:])
     squares = pixels if patches.are_pixels else x.new_empty(len(x), rows, columns)
-    native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
     description = kernel.native()
     assert description is not None
     name, numbers = description
@@ -139,9 +140,10 @@ def _forward(
         weight = weight.contiguous()
         kept = ctx is not None and not (ctx.needs_input_grad[1] and is_cheap(weight))  # else they are computed again
         responses = x.new_empty(len(x), rows, columns, filters).permute(0, 3, 1, 2) if kept else None
-        inputs = x.data_ptr(), weight.data_ptr(), squares.data_ptr(), native.address(root)
-        native.call("direct_forward", *about, patches.numbers, *inputs, native.address(responses), out.data_ptr())
+        buffers = (native.address(tensor) for tensor in (x, weight, root, pixels, squares, responses, out))
+        native.call("direct_forward", *about, patches.numbers, *buffers)
     else:
+        native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
         responses = x if weight is None else dense(F.conv2d(x, weight, None, *geometry))
         native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
     if ctx is not None:

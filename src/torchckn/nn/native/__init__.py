@@ -101,10 +101,10 @@ def _library() -> ctypes.CDLL | None:
             ("patch_squares", [*[pointer] * 4, number]),
             ("patch_squares_backward", [*[pointer] * 5, number]),
             ("chain", [pointer, ctypes.c_long, pointer, pointer, number]),
-            ("differ", [pointer, pointer, ctypes.c_size_t]),
+            ("differ", [pointer, pointer, ctypes.c_size_t, number]),
             ("pack", [*[pointer] * 3, ctypes.c_long, number]),
             ("packed_size", [pointer, ctypes.c_long]),
-            ("direct_forward", [number, *[pointer] * 9, number]),
+            ("direct_forward", [number, *[pointer] * 10, number]),
             ("direct_backward", [number, *[pointer] * 13, number]),
             ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
             ("wide_registers", []),
@@ -121,7 +121,7 @@ def _library() -> ctypes.CDLL | None:
 
 @functools.cache
 def has_wide_registers() -> bool:
-    """Whether the compiled code uses registers of 16 numbers, of which there are 32."""
+    """Whether the compiled code uses registers of at least 8 numbers, and multiplies and adds in one instruction."""
     library = _library()
     return library is not None and bool(library.wide_registers())
 
@@ -228,4 +228,4 @@ def equal(a: Tensor, b: Tensor) -> bool:
     found = library() if a.device.type == "cpu" and type(a) in (Tensor, nn.Parameter) else None
     if found is None or a.shape != b.shape or not (a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
-    return not found.differ(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size())
+    return not found.differ(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size(), torch.get_num_threads())

@@ -4,8 +4,7 @@
 
 static Status convolve(const Patches &p, const Frame &frame, const float *x, const float *weights, float *out, long filters,
                        int threads) {
-  const long lines = p.n * p.rows;
-  const long parts = p.n < FEW_IMAGES ? least(p.n * FEW_PARTS, lines) : PARTS;
+  const long parts = least(p.n, PARTS), row = p.stride_h * frame.full_w * p.channels;
   long taps, *offsets = offsets_of(p, frame, taps);
   std::atomic<bool> failed{!offsets};
   PARALLEL for (long part = 0; part < parts; part++) {
@@ -14,14 +13,10 @@ static Status convolve(const Patches &p, const Frame &frame, const float *x, con
       failed = true;
       continue;
     }
-    const float *image = nullptr;
-    for (long line = lines * part / parts, last = -1; line < lines * (part + 1) / parts; line++) {
-      const long i = line / p.rows, y = line % p.rows;
-      if (i != last) image = frame.of(x + i * p.h * p.w * p.channels, buffer);
-      last = i;
-      respond_row({image + y * p.stride_h * frame.full_w * p.channels, p.stride_w * p.channels, taps, offsets, weights,
-                   out + line * p.columns * filters, filters},
-                  p.columns);
+    for (long i = p.n * part / parts; i < p.n * (part + 1) / parts; i++) {
+      const float *image = frame.of(x + i * p.h * p.w * p.channels, buffer);
+      float *to = out + i * p.rows * p.columns * filters;
+      Rows{image, row, p.stride_w * p.channels, taps, offsets, weights, to, filters, p.rows, p.columns}.respond();
     }
     free(buffer);
   }
@@ -39,12 +34,8 @@ extern "C" int convolution_of_x(const long *shape, const float *of_responses, co
   const long span_h = p.dilation_h * (p.kernel_h - 1), span_w = p.dilation_w * (p.kernel_w - 1);
   float *weights = (float *)calloc(taps * padded_up(p.channels), sizeof(float)); /* its taps are (kernel_h, kernel_w, filters) */
   if (!weights) return OUT_OF_MEMORY;
-  for (long c = 0; c < p.channels; c++) {
-    const Block block(c, p.channels);
-    float *to = weights + block.first * taps + c - block.first;
-    for (long f = 0; f < filters; f++)
-      for (long k = 0; k < size; k++) to[((size - 1 - k) * filters + f) * block.width] = filter[(f * p.channels + c) * size + k];
-  }
+  pack_all(weights, p.channels, size, filters,
+           [&](long c, long k, long f) { return filter[(f * p.channels + c) * size + size - 1 - k]; });
   const Frame frame = {p.rows, p.columns, filters, span_h - p.padding_h, span_w - p.padding_w, p.stride_h, p.stride_w,
                        p.h + span_h, p.w + span_w};
   Patches reversed = p;
@@ -55,4 +46,10 @@ extern "C" int convolution_of_x(const long *shape, const float *of_responses, co
   return status;
 }
 
-extern "C" int wide_registers() { return HAS_WIDE; }
+extern "C" int wide_registers() {
+#if defined(__AVX2__) && defined(__FMA__)
+  return true;
+#else
+  return false;
+#endif
+}

@@ -7,10 +7,28 @@ times faster. */
 
 #include "common.h"
 
-#define POSITIONS 12 /* sums that are kept in registers: of neighboring positions, at most, */
-#define TAPS 9       /* or of numbers of a patch */
-#define FEW_IMAGES 8 /* below, an image is shared by FEW_PARTS parts */
-#define FEW_PARTS 4
+/* Sums that are kept in registers: of so many positions, or numbers of a patch, at most, times one or two vectors of filters. Two
+vectors halve the numbers that are read per product, but AVX2 has 16 registers only. */
+#define MOST 12
+#define MOST_OF_TAPS 9
+#define MOST_OF_TWO (HAS_WIDE ? 12 : 6)
+#define TWO ((HAS_WIDE ? 4 : 2) * LANES) /* filters of two vectors */
+
+/* Call `act` with a constant number, `count`, which is at most `most`. */
+template <int most, class Act> INLINE void with_constant(long count, const Act &act) {
+  if constexpr (most > 1)
+    if (count < most) return with_constant<most - 1>(count, act);
+  act(std::integral_constant<int, most>{});
+}
+
+/* Cut `count` into pieces of at most `most`, as equal as can be, and call `act` with the first of each and their constant number. */
+template <int most, class Act> INLINE void in_pieces(long count, const Act &act) {
+  const long pieces = (count + most - 1) / most;
+  for (long piece = 0, first = 0, end; piece < pieces; piece++, first = end) {
+    end = count * (piece + 1) / pieces;
+    with_constant<most>(end - first, [&](auto number) { act(first, number); });
+  }
+}
 
 /* Images with zeros around them, and between their pixels if they are spread out by a stride. */
 struct Frame {
@@ -34,10 +52,10 @@ struct Frame {
   }
 };
 
-/* Where the numbers of a patch are, from its first one: (kernel_h, kernel_w, channels). Filled up to a multiple of TAPS. */
+/* Where the numbers of a patch are, from its first one: (kernel_h, kernel_w, channels). */
 static long *offsets_of(const Patches &p, const Frame &frame, long &taps) {
   taps = p.kernel_h * p.kernel_w * p.channels;
-  long *offsets = (long *)calloc(taps + TAPS, sizeof(long)), t = 0;
+  long *offsets = (long *)malloc(taps * sizeof(long)), t = 0;
   for (long a = 0; offsets && a < p.kernel_h; a++)
     for (long b = 0; b < p.kernel_w; b++)
       for (long c = 0; c < p.channels; c++)
@@ -50,36 +68,74 @@ struct Block {
   long first, width;
 
   Block(long f, long filters) {
-    const long pairs = HAS_WIDE ? filters / (4 * LANES) * 4 * LANES : 0;
-    const long wide = HAS_WIDE ? filters / (2 * LANES) * 2 * LANES : 0;
-    width = f < pairs ? 4 * LANES : f < wide ? 2 * LANES : LANES;
+    const long twos = filters / TWO * TWO, wide = HAS_WIDE ? filters / (2 * LANES) * 2 * LANES : 0;
+    width = f < twos ? TWO : f < wide ? 2 * LANES : LANES;
     first = f / width * width;
   }
 };
 
 static long padded_up(long filters) { return (filters + LANES - 1) / LANES * LANES; }
 
-/* A row of positions that are `step` apart. */
-struct Row {
-  const float *x;
-  long step, taps;
-  const long *offsets;
-  const float *weights;
-  float *out;
-  long filters;
+/* Put weight(f, k, c) of each filter f and of each number (k, c) of a patch, (size, channels), into `packed`, which is zero before. */
+template <class Weight> static void pack_all(float *packed, long filters, long size, long channels, const Weight &weight) {
+  for (long f = 0; f < filters; f++) {
+    const Block block(f, filters);
+    float *to = packed + block.first * size * channels + f - block.first;
+    for (long k = 0; k < size; k++)
+      for (long c = 0; c < channels; c++, to += block.width) *to = weight(f, k, c);
+  }
+}
 
-  /* Some positions from `first` on, and the filters from f on, of which `width` are wanted. */
-  template <class V, int count, int vectors> void respond(long first, long f, long width) const {
+/* Rows of positions that are `step` apart, and their responses to packed filters: (rows, columns, filters) */
+struct Rows {
+  const float *x;
+  long row, step, taps;
+  const long *offsets;
+  const float *packed;
+  float *out;
+  long filters, rows, columns;
+
+  const float *position(long i) const { return x + i / columns * row + i % columns * step; }
+
+  /* Some positions of one row, from which offsets count, */
+  struct Neighbors {
+    const float *first;
+    long step;
+
+    Neighbors(const Rows &rows, long first) : first(rows.position(first)), step(rows.step) {}
+    float at(int i, long offset) const { return (first + offset)[i * step]; }
+  };
+
+  /* or of any, each with a pointer of its own: as few as there are registers for. */
+  template <int count> struct Pointers {
+    const float *from[count];
+
+    Pointers(const Rows &rows, long first) {
+      const long columns = rows.columns, wrap = rows.row - columns * rows.step;
+      const float *at = rows.position(first);
+      long left = columns - first % columns;
+      UNROLL for (int i = 0; i < count; i++) {
+        from[i] = at;
+        at += rows.step;
+        if (--left == 0) at += wrap, left = columns;
+      }
+    }
+    float at(int i, long offset) const { return from[i][offset]; }
+  };
+
+  /* Some positions from the first on, and the filters from f on, of which `width` are wanted. */
+  template <class V, int count, int vectors, class Positions> APART void respond(long first, long f, long width) const {
+    const Positions positions(*this, first);
     V sums[count][vectors];
     UNROLL for (int i = 0; i < count; i++)
       UNROLL for (int v = 0; v < vectors; v++) sums[i][v] = V{};
-    const float *from = x + first * step, *packed = weights + f * taps;
-    for (long t = 0; t < taps; t++, packed += vectors * lanes<V>) {
+    const float *weights = packed + f * taps;
+    for (long t = 0; t < taps; t++, weights += vectors * lanes<V>) {
       V weight[vectors];
-      UNROLL for (int v = 0; v < vectors; v++) weight[v] = load<V>(packed + v * lanes<V>);
-      const float *at = from + offsets[t];
+      UNROLL for (int v = 0; v < vectors; v++) weight[v] = load<V>(weights + v * lanes<V>);
+      const long offset = offsets[t];
       UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int v = 0; v < vectors; v++) sums[i][v] = sums[i][v] + at[i * step] * weight[v];
+        UNROLL for (int v = 0; v < vectors; v++) sums[i][v] = sums[i][v] + positions.at(i, offset) * weight[v];
     }
     float *to = out + first * filters + f;
     UNROLL for (int i = 0; i < count; i++) {
@@ -89,83 +145,82 @@ struct Row {
     }
   }
 
-  template <class V, int vectors> void respond(long first, long count, long f, long width) const {
-    switch (count) {
-      case 12: return respond<V, 12, vectors>(first, f, width);
-      case 11: return respond<V, 11, vectors>(first, f, width);
-      case 10: return respond<V, 10, vectors>(first, f, width);
-      case 9: return respond<V, 9, vectors>(first, f, width);
-      case 8: return respond<V, 8, vectors>(first, f, width);
-      case 7: return respond<V, 7, vectors>(first, f, width);
-      case 6: return respond<V, 6, vectors>(first, f, width);
-      case 5: return respond<V, 5, vectors>(first, f, width);
-      case 4: return respond<V, 4, vectors>(first, f, width);
-      case 3: return respond<V, 3, vectors>(first, f, width);
-      case 2: return respond<V, 2, vectors>(first, f, width);
-      default: return respond<V, 1, vectors>(first, f, width);
+  /* All positions, and filters from f to `end`, as far as there are blocks of them, or a last part of one; where the next one would
+  begin. All positions use the weights of a block while they are in the cache. */
+  template <class V, int vectors, int most> long respond_all(long f, long end) const {
+    const long block = vectors * lanes<V>;
+    for (; f < end && (block == LANES || f + block <= end); f += block) {
+      const long width = least(block, end - f);
+      if constexpr (most <= 6)
+        in_pieces<most>(rows * columns, [&](long first, auto count) {
+          respond<V, count, vectors, Pointers<count>>(first, f, width);
+        });
+      else
+        for (long y = 0; y < rows; y++)
+          in_pieces<most>(columns, [&](long i, auto count) {
+            respond<V, count, vectors, Neighbors>(y * columns + i, f, width);
+          });
     }
-  }
-
-  /* All positions of the row, and filters from f on, as far as there are blocks of them, or a last part of one; where the next one
-  would begin. */
-  template <class V, int vectors> long respond_all(long columns, long f) const {
-    const long pieces = (columns + POSITIONS - 1) / POSITIONS, block = vectors * lanes<V>;
-    for (; f < filters && (block == LANES || f + block <= filters); f += block)
-      for (long piece = 0, first = 0, end; piece < pieces; piece++, first = end) {
-        end = columns * (piece + 1) / pieces;
-        respond<V, vectors>(first, end - first, f, least(block, filters - f));
-      }
     return f;
   }
-};
 
-static void respond_row(const Row &row, long columns) {
-  long f = 0;
-  if (HAS_WIDE) {
-    f = row.respond_all<Wide, 2>(columns, f);
-    f = row.respond_all<Wide, 1>(columns, f);
+  void respond() const { respond(0, filters); }
+  /* Only to some filters; the first is a multiple of TWO, and so is the end, if it is not that of all. */
+  void respond(long f, long end) const {
+    if (HAS_WIDE) {
+      f = respond_all<Wide, 2, MOST_OF_TWO>(f, end);
+      f = respond_all<Wide, 1, MOST>(f, end);
+    } else f = respond_all<Vec, 2, MOST_OF_TWO>(f, end);
+    respond_all<Vec, 1, MOST>(f, end);
   }
-  row.respond_all<Vec, 1>(columns, f);
-}
+};
 
 static Frame frame_of(const Patches &p) {
   return {p.h, p.w, p.channels, p.padding_h, p.padding_w, 1, 1, p.h + 2 * p.padding_h, p.w + 2 * p.padding_w};
 }
 
-/* sums (taps, filters) += x of each position times g, for TAPS taps and the filters from f on, as far as there are blocks of them;
-where the next one would begin. */
-template <class V, int vectors>
-INLINE long correlate(const float *x, long row, long step, const long *offsets, const float *g, long filters, long rows,
-                      long columns, float *to, long f) {
-  for (; f + vectors * lanes<V> <= filters; f += vectors * lanes<V>) {
-    V sums[TAPS][vectors];
-    UNROLL for (int t = 0; t < TAPS; t++)
-      UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = load<V>(to + t * filters + f + v * lanes<V>);
+/* Rows of positions, whose numbers at each of `taps` are multiplied by g (rows, columns, filters), and added to sums (taps, filters).
+The number of filters is a multiple of LANES. */
+struct Correlation {
+  const float *x;
+  long row, step, taps;
+  const long *offsets;
+  const float *g;
+  float *sums;
+  long filters, rows, columns;
+
+  /* Some taps, and the filters from f on. */
+  template <class V, int count, int vectors> APART void add_some(long first, long f) const {
+    float *to = this->sums + first * filters + f;
+    V sums[count][vectors];
+    UNROLL for (int t = 0; t < count; t++)
+      UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = load<V>(to + t * filters + v * lanes<V>);
     const float *from = g + f;
     for (long y = 0; y < rows; y++)
       for (long i = 0; i < columns; i++, from += filters) {
         V factors[vectors];
         UNROLL for (int v = 0; v < vectors; v++) factors[v] = load<V>(from + v * lanes<V>);
         const float *at = x + y * row + i * step;
-        UNROLL for (int t = 0; t < TAPS; t++)
-          UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = sums[t][v] + at[offsets[t]] * factors[v];
+        UNROLL for (int t = 0; t < count; t++)
+          UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = sums[t][v] + at[offsets[first + t]] * factors[v];
       }
-    UNROLL for (int t = 0; t < TAPS; t++)
-      UNROLL for (int v = 0; v < vectors; v++) store(to + t * filters + f + v * lanes<V>, sums[t][v]);
+    UNROLL for (int t = 0; t < count; t++)
+      UNROLL for (int v = 0; v < vectors; v++) store(to + t * filters + v * lanes<V>, sums[t][v]);
   }
-  return f;
-}
 
-/* The same for all filters, whose number is a multiple of LANES, and all taps; sums are (taps, filters), the taps filled up to a
-multiple of TAPS. */
-static void correlate_all(const float *x, long row, long step, const long *offsets, long taps, const float *g, long filters, long rows,
-                          long columns, float *sums) {
-  for (long t = 0; t < taps; t += TAPS, sums += TAPS * filters) {
+  /* All taps, and filters from f on, as far as there are blocks of them; where the next one would begin. */
+  template <class V, int vectors, int most> long add_all(long f) const {
+    for (; f + vectors * lanes<V> <= filters; f += vectors * lanes<V>)
+      in_pieces<most>(taps, [&](long first, auto count) { add_some<V, count, vectors>(first, f); });
+    return f;
+  }
+
+  void add() const {
     long f = 0;
     if (HAS_WIDE) {
-      f = correlate<Wide, 2>(x, row, step, offsets + t, g, filters, rows, columns, sums, f);
-      f = correlate<Wide, 1>(x, row, step, offsets + t, g, filters, rows, columns, sums, f);
-    }
-    correlate<Vec, 1>(x, row, step, offsets + t, g, filters, rows, columns, sums, f);
+      f = add_all<Wide, 2, MOST_OF_TAPS>(f);
+      f = add_all<Wide, 1, MOST_OF_TAPS>(f);
+    } else f = add_all<Vec, 2, MOST_OF_TWO>(f);
+    add_all<Vec, 1, MOST_OF_TAPS>(f);
   }
-}
+};

@@ -3,8 +3,9 @@
 Responses are used while they are still in the cache. Without a gradient they are never written to memory, and neither are their
 gradients where images need none. */
 
-#include "conv.h"
 #include "layer.h"
+
+#define GROUP 128 /* positions */
 
 /* The numbers of packed filters, (filters, channels, kernel_h, kernel_w) as there are. */
 extern "C" long packed_size(const long *shape, long filters) {
@@ -15,22 +16,17 @@ extern "C" long packed_size(const long *shape, long filters) {
 /* Filters as `convolve` takes them, in `packed`, which is zero before. */
 extern "C" int pack(const long *shape, const float *filter, float *packed, long filters, int) {
   const Patches &p = *(const Patches *)shape;
-  const long size = p.kernel_h * p.kernel_w, taps = size * p.channels;
-  for (long f = 0; f < filters; f++) {
-    const Block block(f, filters);
-    float *to = packed + block.first * taps + f - block.first;
-    for (long c = 0; c < p.channels; c++)
-      for (long k = 0; k < size; k++) to[(k * p.channels + c) * block.width] = filter[(f * p.channels + c) * size + k];
-  }
+  const long size = p.kernel_h * p.kernel_w;
+  pack_all(packed, filters, size, p.channels, [&](long f, long k, long c) { return filter[(f * p.channels + c) * size + k]; });
   return DONE;
 }
 
-/* Rows of outputs that are computed together: as many as fit into a tile, of one image. */
+/* Rows of outputs that are computed together, of one image: enough positions for sums over them, few enough for the cache. */
 struct Groups {
   long rows, of_image, count, positions;
 
   Groups(const Map &map) {
-    rows = map.columns < TILE ? least(map.rows, TILE / map.columns) : 1;
+    rows = least(map.rows, most(1, GROUP / (map.window_h * map.w)));
     of_image = (map.rows + rows - 1) / rows;
     count = map.n * of_image;
     positions = rows * map.window_h * map.w;
@@ -52,15 +48,16 @@ struct Group {
   long output(const Map &map) const { return (image * map.rows + first) * map.columns; }
 };
 
+/* The layer, and the squared norms of its patches on the way. */
 template <class Kappa>
-static Status forward(const Map &map, const Patches &p, const float *x, const float *packed, const float *given, float *responses,
-                      float *out, int threads) {
+static Status forward(const Map &map, const Patches &p, const float *x, const float *packed, const float *given, float *pixels,
+                      float *squares, float *responses, float *out, int threads) {
   const Frame frame = frame_of(p);
   const Groups groups(map);
-  const Root root(map, given, true);
+  const Root root(map, given, false);
   const long filters = map.filters, row = p.stride_h * frame.full_w * p.channels, framed = frame.same() ? 0 : frame.size();
-  const long parts = p.n < FEW_IMAGES ? least(p.n * FEW_PARTS, groups.count) : PARTS;
-  const long room = framed + 3 * groups.positions + 2 * TILE * map.padded + (responses ? 0 : groups.positions * filters);
+  const long parts = least(p.n, PARTS), of_group = groups.positions * filters;
+  const long room = framed + p.line() + 3 * groups.positions + TILE * filters + (responses ? 0 : of_group);
   long taps, *offsets = offsets_of(p, frame, taps);
   std::atomic<bool> failed{!offsets || root.failed()};
   PARALLEL for (long part = 0; part < parts; part++) {
@@ -69,20 +66,22 @@ static Status forward(const Map &map, const Patches &p, const float *x, const fl
       failed = true;
       continue;
     }
-    float *of_norms = buffer + framed, *tiles = of_norms + 3 * groups.positions, *own = tiles + 2 * TILE * map.padded;
-    const float *image = nullptr;
-    for (long index = groups.count * part / parts, last = -1; index < groups.count * (part + 1) / parts; index++) {
-      const Group group(map, groups, index);
-      if (group.image != last) image = frame.of(x + group.image * p.h * p.w * p.channels, buffer);
-      last = group.image;
-      const float *from = group.patches(map, p, frame, image);
-      float *to = responses ? responses + group.position * filters : own;
-      for (long y = 0; y < group.rows * map.window_h; y++)
-        respond_row({from + y * row, p.stride_w * p.channels, taps, offsets, packed, to + y * map.w * filters, filters}, map.w);
-      const Map here = map.some_rows(group.rows, group.position, to);
-      const Norms norms(here, 0, here.h * here.w, of_norms);
-      Walk walk(here, 0);
-      outputs_of<Kappa>(here, root, norms, walk, here.outputs, out + group.output(map) * filters, tiles);
+    float *line = buffer + framed, *of_norms = line + p.line(), *tiles = of_norms + 3 * groups.positions;
+    float *own = tiles + TILE * filters;
+    for (long i = p.n * part / parts; i < p.n * (part + 1) / parts; i++) {
+      const float *image = x + i * p.h * p.w * p.channels;
+      image_squares(p, image, pixels + i * p.h * p.w, squares + i * p.rows * p.columns, line);
+      image = frame.of(image, buffer);
+      for (long index = i * groups.of_image; index < (i + 1) * groups.of_image; index++) {
+        const Group group(map, groups, index);
+        const float *from = group.patches(map, p, frame, image);
+        float *to = responses ? responses + group.position * filters : own;
+        Rows{from, row, p.stride_w * p.channels, taps, offsets, packed, to, filters, group.rows * map.window_h, map.w}.respond();
+        const Map here = map.some_rows(group.rows, group.position, to);
+        const Norms norms(here, 0, here.h * here.w, of_norms);
+        Walk walk(here, 0);
+        outputs_of<Kappa>(here, root, norms, walk, here.outputs, out + group.output(map) * filters, tiles);
+      }
     }
     free(buffer);
   }
@@ -97,14 +96,14 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
                        int threads) {
   const Frame frame = frame_of(p);
   const Groups groups(map);
-  const Root root(map, given, false);
+  const Root root(map, given, true);
   const long filters = map.filters, padded = map.padded, size = p.kernel_h * p.kernel_w;
   const long parts = parts_of(map.n), row = p.stride_h * frame.full_w * p.channels, framed = frame.same() ? 0 : frame.size();
-  const long of_group = groups.positions * filters, tiles = 3 * tile_of(map) * padded;
+  const long of_group = groups.positions * filters, tiles = 2 * tile_of(map) * padded;
   const long room = framed + 3 * groups.positions + tiles + (of_responses ? 0 : of_group) + (map.responses ? 0 : of_group);
   long taps, *offsets = offsets_of(p, frame, taps);
-  const long length = (taps + TAPS - 1) / TAPS * TAPS * filters;
-  float *sums = of_root ? (float *)malloc(PARTS * padded * padded * sizeof(float)) : nullptr;
+  const long length = taps * filters;
+  float *sums = of_root ? (float *)malloc(PARTS * filters * padded * sizeof(float)) : nullptr;
   float *of_filters = (float *)malloc(PARTS * length * sizeof(float));
   clear_outside(map, of_responses, of_squares);
   if (of_root) memset(of_root, 0, filters * filters * sizeof(double));
@@ -112,7 +111,7 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
   std::atomic<bool> failed{!offsets || !of_filters || root.failed() || (of_root && !sums)};
   for (long first = 0; first < parts && !failed; first += PARTS) { /* some parts at a time, whose sums fit into memory */
     const long count = least(PARTS, parts - first);
-    if (sums) memset(sums, 0, count * padded * padded * sizeof(float));
+    if (sums) memset(sums, 0, count * filters * padded * sizeof(float));
     memset(of_filters, 0, count * length * sizeof(float));
     PARALLEL for (long part = first; part < first + count; part++) {
       float *buffer = failed ? nullptr : (float *)calloc(room, sizeof(float));
@@ -129,9 +128,9 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
         if (group.image != last) image = frame.of(x + group.image * p.h * p.w * p.channels, buffer);
         last = group.image;
         const float *from = group.patches(map, p, frame, image);
-        for (long y = 0; y < group.rows * map.window_h && !map.responses; y++)
-          respond_row({from + y * row, p.stride_w * p.channels, taps, offsets, packed, recomputed + y * map.w * filters, filters},
-                      map.w);
+        if (!map.responses)
+          Rows{from, row, p.stride_w * p.channels, taps, offsets, packed, recomputed, filters, group.rows * map.window_h, map.w}
+              .respond();
         const float *responses = map.responses ? map.responses + group.position * filters : recomputed;
         const Map here = map.some_rows(group.rows, group.position, responses);
         const Norms norms(here, 0, here.h * here.w, of_norms);
@@ -139,9 +138,10 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
         float *to = of_responses ? of_responses + group.position * filters : own; /* `own` stays zero outside of windows */
         gradients_of<Kappa>(here, root, norms, walk, here.outputs, of_out + group.output(map) * filters, to,
                             of_squares ? of_squares + group.position : nullptr,
-                            sums ? sums + (part - first) * padded * padded : nullptr, of_tiles);
-        correlate_all(from, row, p.stride_w * p.channels, offsets, taps, to, filters, here.h, here.w,
-                      of_filters + (part - first) * length);
+                            sums ? sums + (part - first) * filters * padded : nullptr, of_tiles);
+        Correlation{from, row, p.stride_w * p.channels, taps, offsets, to, of_filters + (part - first) * length, filters, here.h,
+                    here.w}
+            .add();
       }
       free(buffer);
     }
@@ -160,15 +160,6 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
   return failed ? OUT_OF_MEMORY : DONE;
 }
 
-/* `responses` are written if there is room for them. */
-extern "C" int direct_forward_of_packed(int kind, const float *numbers, const long *shape, const long *patches, const float *x,
-                                        const float *packed, const float *squares, const float *root, float *responses, float *out,
-                                        int threads) {
-  const Map map(shape, numbers, responses, squares);
-  const Patches &p = *(const Patches *)patches;
-  EACH_KERNEL(forward, map, p, x, packed, root, responses, out, threads)
-}
-
 /* Filters (filters, channels, kernel_h, kernel_w), packed; to be freed. */
 static float *packed_copy(const long *patches, const float *filter, long filters) {
   float *packed = (float *)calloc(packed_size(patches, filters), sizeof(float));
@@ -176,13 +167,21 @@ static float *packed_copy(const long *patches, const float *filter, long filters
   return packed;
 }
 
-/* The same of filters (filters, channels, kernel_h, kernel_w). */
+static Status forward_of_packed(int kind, const Map &map, const Patches &p, const float *x, const float *packed, const float *root,
+                                float *pixels, float *squares, float *responses, float *out, int threads) {
+  EACH_KERNEL(forward, map, p, x, packed, root, pixels, squares, responses, out, threads)
+}
+
+/* `squares` are written, and `responses` if there is room for them. `pixels` has room for (n, h, w); if each pixel is a patch, they
+are the squares. */
 extern "C" int direct_forward(int kind, const float *numbers, const long *shape, const long *patches, const float *x,
-                              const float *filter, const float *squares, const float *root, float *responses, float *out,
+                              const float *filter, const float *root, float *pixels, float *squares, float *responses, float *out,
                               int threads) {
-  float *packed = packed_copy(patches, filter, shape[3]);
+  const Map map(shape, numbers, responses, squares);
+  float *packed = packed_copy(patches, filter, map.filters);
   if (!packed) return OUT_OF_MEMORY;
-  const int status = direct_forward_of_packed(kind, numbers, shape, patches, x, packed, squares, root, responses, out, threads);
+  const int status = forward_of_packed(kind, map, *(const Patches *)patches, x, packed, root, pixels, squares, responses, out,
+                                       threads);
   free(packed);
   return status;
 }

@@ -10,9 +10,9 @@ images there are in the same call. */
 
 #pragma once
 
-#include "common.h"
+#include "conv.h"
 
-#define TILE 16    /* output positions at a time */
+#define TILE 32    /* output positions at a time */
 #define TINY 1.17549435e-38f /* up to this, a squared norm is that of a zero patch */
 #define PI 3.14159265358979f
 #define WIDEST 32 /* filters of a layer whose root has a gradient here; wider ones are faster with a library */
@@ -81,41 +81,39 @@ struct ArcCosine2 {
   }
 };
 
-/* A block of rows and vectors of a product; see below. */
-template <class V, int rows, int vectors>
-INLINE void block(const float *a, long row, long column, const float *b, float *out, long k, long columns, bool add) {
-  V sums[rows][vectors];
-  UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = add ? load<V>(out + r * columns + v * lanes<V>) : V{};
-  for (long j = 0; j < k; j++) {
-    V factors[vectors];
-    UNROLL for (int v = 0; v < vectors; v++) factors[v] = load<V>(b + j * columns + v * lanes<V>);
-    UNROLL for (int r = 0; r < rows; r++)
-      UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = sums[r][v] + a[r * row + j * column] * factors[v];
+/* |x|^2 of each pixel, with a fixed number of channels where there are few. */
+INLINE void pixel_squares(const float *__restrict x, float *__restrict squares, long pixels, const long channels) {
+  for (long q = 0; q < pixels; q++, x += channels) {
+    const long whole = channels / LANES * LANES;
+    Vec sums = {};
+    for (long c = 0; c < whole; c += LANES) sums = sums + load<Vec>(x + c) * load<Vec>(x + c);
+    float sum = whole ? total(sums) : 0;
+    for (long c = whole; c < channels; c++) sum += x[c] * x[c];
+    squares[q] = sum;
   }
-  UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int v = 0; v < vectors; v++) store(out + r * columns + v * lanes<V>, sums[r][v]);
 }
 
-/* Columns of out (m, columns) = a (m, k) b (k, columns), or added to it, from `first` on, as far as such blocks go; where the next
-one would begin. a has any strides; m and columns are multiples of LANES. There are at least 8 sums, which fill the pipeline. */
-template <class V, int rows, int vectors>
-INLINE long columns_of_product(long first, const float *a, long row, long column, const float *b, float *out, long m, long k,
-                               long columns, bool add) {
-  for (; first + vectors * lanes<V> <= columns; first += vectors * lanes<V>)
-    for (long i = 0; i < m; i += rows)
-      block<V, rows, vectors>(a + i * row, row, column, b + first, out + i * columns + first, k, columns, add);
-  return first;
-}
-
-INLINE void product(const float *a, long row, long column, const float *b, float *out, long m, long k, long columns, bool add) {
-  long c = 0;
-  if (HAS_WIDE) {
-    c = columns_of_product<Wide, 8, 2>(c, a, row, column, b, out, m, k, columns, add);
-    c = columns_of_product<Wide, 8, 1>(c, a, row, column, b, out, m, k, columns, add);
+/* Squared norms of the patches of an image: over channels, then a box filter, over rows first. `pixels` has room for (h, w); if each
+pixel is a patch, they are the squares. `line` has room for a row with its padding. */
+static void image_squares(const Patches &p, const float *x, float *pixels, float *squares, float *line) {
+  switch (p.channels) {
+    case 1: pixel_squares(x, pixels, p.h * p.w, 1); break;
+    case 3: pixel_squares(x, pixels, p.h * p.w, 3); break;
+    case 8: pixel_squares(x, pixels, p.h * p.w, 8); break;
+    default: pixel_squares(x, pixels, p.h * p.w, p.channels);
   }
-  c = columns_of_product<Vec, 4, 2>(c, a, row, column, b, out, m, k, columns, add);
-  columns_of_product<Vec, 8, 1>(c, a, row, column, b, out, m, k, columns, add);
+  for (long y = 0; y < p.rows && !p.single(); y++, squares += p.columns) {
+    memset(line, 0, p.line() * sizeof(float));
+    memset(squares, 0, p.columns * sizeof(float));
+    for (long a = 0; a < p.kernel_h; a++)
+      if (p.inside(p.row(y, a))) add(pixels + p.row(y, a) * p.w, line + p.padding_w, p.w);
+    for (long b = 0; b < p.kernel_w; b++) {
+      const float *from = line + b * p.dilation_w;
+      if (p.stride_w == 1) add(from, squares, p.columns);
+      else
+        for (long c = 0; c < p.columns; c++) squares[c] += from[c * p.stride_w];
+    }
+  }
 }
 
 /* What a pass works on: maps of n images, and windows of positions that are averaged into one output. */
@@ -189,23 +187,24 @@ struct Norms {
   }
 };
 
-/* kappa(r / n) n^degree of a position, added to `values`. */
+/* kappa(r / n) n^degree of a position, added to `values`, or as their first term. */
 template <class Kappa>
-INLINE void add_values(const Map &map, const long filters, const Norms &norms, long position, float *__restrict values) {
+INLINE void add_values(const Map &map, const long filters, const Norms &norms, long position, bool is_first,
+                       float *__restrict values) {
   const float *__restrict responses = map.responses + position * filters, *__restrict numbers = map.numbers;
   const float inverse = norms.inverse[position - norms.first], scale = norms.scale[position - norms.first];
   SIMD for (long c = 0; c < filters; c++) {
     float value, slope;
     Kappa::at(responses[c] * inverse, numbers, value, slope);
-    values[c] += scale * value;
+    values[c] = (is_first ? 0 : values[c]) + scale * value;
   }
 }
 
 /* The same, and the gradients of responses and squared norm (if asked) from that of the values, g. The gradients of responses may
 take the place of the responses. */
 template <class Kappa>
-INLINE void add_gradients(const Map &map, const long filters, const Norms &norms, long position, float *__restrict values,
-                          const float *__restrict g, float *of_responses, float *__restrict of_squares) {
+INLINE void add_gradients(const Map &map, const long filters, const Norms &norms, long position, bool is_first,
+                          float *__restrict values, const float *__restrict g, float *of_responses, float *__restrict of_squares) {
   const float *responses = map.responses + position * filters, *__restrict numbers = map.numbers;
   const float inverse = norms.inverse[position - norms.first], scale = norms.scale[position - norms.first];
   const float lower = norms.lower[position - norms.first], degree = map.degree;
@@ -213,7 +212,7 @@ INLINE void add_gradients(const Map &map, const long filters, const Norms &norms
   SUM for (long c = 0; c < filters; c++) {
     float value, slope, t = responses[c] * inverse;
     Kappa::at(t, numbers, value, slope);
-    values[c] += scale * value;
+    values[c] = (is_first ? 0 : values[c]) + scale * value;
     of_responses[position * filters + c] = g[c] * lower * slope;
     sum += g[c] * (degree * value - t * slope);
   }
@@ -221,41 +220,36 @@ INLINE void add_gradients(const Map &map, const long filters, const Norms &norms
 }
 
 /* Outputs that follow each other, averages over windows, in rows that are `step` apart; and gradients, if asked, from those of
-the values, in rows that are `step` apart, too. */
+the values, whose rows have no gaps. */
 template <class Kappa, bool gradients>
-INLINE void pooled(const Map &map, const long filters, const Norms &norms, Walk &walk, long count, float *values, const float *g,
-                   long step, float *of_responses, float *of_squares) {
-  for (long i = 0; i < count; i++, walk.next(), values += step, g += gradients ? step : 0) {
-    for (long c = 0; c < filters; c++) values[c] = 0;
-    for (long a = 0; a < map.window_h; a++)
-      for (long b = 0; b < map.window_w; b++) {
+INLINE void pooled(const Map &map, const long filters, const long window_h, const long window_w, const Norms &norms, Walk &walk,
+                   long count, float *values, const float *g, long step, float *of_responses, float *of_squares) {
+  for (long i = 0; i < count; i++, walk.next(), values += step, g += gradients ? filters : 0)
+    for (long a = 0; a < window_h; a++)
+      for (long b = 0; b < window_w; b++) {
         const long position = walk.position + a * map.w + b;
-        if (gradients) add_gradients<Kappa>(map, filters, norms, position, values, g, of_responses, of_squares);
-        else add_values<Kappa>(map, filters, norms, position, values);
+        const bool is_first = a + b == 0;
+        if (gradients) add_gradients<Kappa>(map, filters, norms, position, is_first, values, g, of_responses, of_squares);
+        else add_values<Kappa>(map, filters, norms, position, is_first, values);
       }
-  }
 }
 
-/* The same, with loops of a fixed length for the usual small numbers of filters. */
+/* The same, with loops of a fixed length for the usual small numbers of filters, and for no pooling. */
 template <class Kappa, bool gradients>
 static void pooled(const Map &map, const Norms &norms, Walk &walk, long count, float *values, const float *g, long step,
                    float *of_responses, float *of_squares) {
-  if (map.filters == 8)
-    pooled<Kappa, gradients>(map, 8, norms, walk, count, values, g, step, of_responses, of_squares);
-  else if (map.filters == 16)
-    pooled<Kappa, gradients>(map, 16, norms, walk, count, values, g, step, of_responses, of_squares);
-  else if (map.filters == 32)
-    pooled<Kappa, gradients>(map, 32, norms, walk, count, values, g, step, of_responses, of_squares);
-  else
-    pooled<Kappa, gradients>(map, map.filters, norms, walk, count, values, g, step, of_responses, of_squares);
-}
-
-/* The root (f, f), or its transpose, with zeros around it. */
-static float *padded_copy(const float *root, long filters, long padded, bool transposed) {
-  float *copy = (float *)calloc(padded * padded, sizeof(float));
-  for (long i = 0; copy && i < filters; i++)
-    for (long j = 0; j < filters; j++) copy[i * padded + j] = transposed ? root[j * filters + i] : root[i * filters + j];
-  return copy;
+  const auto with_filters = [&](const long filters) __attribute__((always_inline)) {
+    if (map.window == 1) pooled<Kappa, gradients>(map, filters, 1, 1, norms, walk, count, values, g, step, of_responses, of_squares);
+    else
+      pooled<Kappa, gradients>(map, filters, map.window_h, map.window_w, norms, walk, count, values, g, step, of_responses,
+                               of_squares);
+  };
+  switch (map.filters) {
+    case 8: return with_filters(8);
+    case 16: return with_filters(16);
+    case 32: return with_filters(32);
+    default: return with_filters(map.filters);
+  }
 }
 
 /* A root with one number on its diagonal and another beside it, as that of filters which are the channels: A v = a v + b sum(v). */
@@ -272,33 +266,38 @@ struct Uniform {
   }
 };
 
-/* A, or its transpose, ready for products; without a root, nothing is multiplied. */
+/* A, or its transpose, packed as filters of one position; without a root, nothing is multiplied. */
 struct Root {
   const float *given;
   bool matrix;
-  float *copy;
+  long filters, *offsets;
+  float *packed;
 
   Root(const Map &map, const float *root, bool transposed)
-      : given(root), matrix(root && !map.uniform),
-        copy(matrix ? padded_copy(root, map.filters, map.padded, transposed) : nullptr) {}
-  ~Root() { free(copy); }
-  bool failed() const { return matrix && !copy; }
+      : given(root), matrix(root && !map.uniform), filters(map.filters), offsets(nullptr), packed(nullptr) {
+    if (!matrix) return;
+    offsets = (long *)malloc(filters * sizeof(long));
+    packed = (float *)calloc(filters * map.padded, sizeof(float));
+    if (failed()) return;
+    for (long i = 0; i < filters; i++) offsets[i] = i;
+    pack_all(packed, filters, 1, filters,
+             [&](long i, long, long j) { return transposed ? root[j * filters + i] : root[i * filters + j]; });
+  }
+  ~Root() { free(offsets), free(packed); }
+  bool failed() const { return matrix && !(offsets && packed); }
+  void times(const float *values, float *out, long count) const {
+    if (matrix) Rows{values, 0, filters, filters, offsets, packed, out, filters, 1, count}.respond();
+    else Uniform(given, filters).times(values, out, count, filters);
+  }
 };
 
-/* Outputs that follow each other, A values, or the values themselves without a root; the buffer has room for 2 TILE padded numbers. */
+/* Outputs that follow each other, A values, or the values themselves without a root; the buffer has room for TILE of them. */
 template <class Kappa>
 static void outputs_of(const Map &map, const Root &root, const Norms &norms, Walk &walk, long count, float *out, float *buffer) {
-  const long filters = map.filters, padded = map.padded;
-  float *values = buffer, *products = values + TILE * padded;
-  for (; count > 0; count -= TILE, out += TILE * filters) {
+  for (; count > 0; count -= TILE, out += TILE * map.filters) {
     const long tile = least(TILE, count);
-    pooled<Kappa, false>(map, norms, walk, tile, root.given ? values : out, nullptr, root.matrix ? padded : filters, nullptr,
-                         nullptr);
-    if (root.given && !root.matrix) Uniform(root.given, filters).times(values, out, tile, filters);
-    if (!root.matrix) continue;
-    const bool direct = tile == TILE && padded == filters;
-    product(values, padded, 1, root.copy, direct ? out : products, TILE, filters, padded, false);
-    for (long i = 0; i < tile && !direct; i++) memcpy(out + i * filters, products + i * padded, filters * sizeof(float));
+    pooled<Kappa, false>(map, norms, walk, tile, root.given ? buffer : out, nullptr, map.filters, nullptr, nullptr);
+    if (root.given) root.times(buffer, out, tile);
   }
 }
 
@@ -306,26 +305,17 @@ static void outputs_of(const Map &map, const Root &root, const Norms &norms, Wal
 static long tile_of(const Map &map) { return map.filters > WIDEST && !map.uniform ? 1 : TILE; }
 
 /* The gradients of responses and squares, from that of outputs that follow each other, and that of the root, which is added to
-`sums` (padded, padded); the latter two if asked. The buffer has room for 3 tile_of(map) padded numbers. */
+`sums` (filters, padded); the latter two if asked. The buffer is zero, and has room for 2 tile_of(map) padded numbers. */
 template <class Kappa>
 static void gradients_of(const Map &map, const Root &root, const Norms &norms, Walk &walk, long count, const float *of_out,
                          float *of_responses, float *of_squares, float *sums, float *buffer) {
   const long filters = map.filters, padded = map.padded, tiles = tile_of(map);
-  float *values = buffer, *of_outs = values + tiles * padded, *of_values = of_outs + tiles * padded;
+  float *values = buffer, *of_values = values + tiles * padded;
   for (; count > 0; count -= tiles, of_out += tiles * filters) {
     const long tile = least(tiles, count);
-    if (!root.matrix) {
-      if (root.given) Uniform(root.given, filters).times(of_out, of_values, tile, filters);
-      const float *g = root.given ? of_values : of_out;
-      pooled<Kappa, true>(map, norms, walk, tile, values, g, filters, of_responses, of_squares);
-      continue;
-    }
-    const bool direct = tile == TILE && padded == filters;
-    for (long i = 0; i < tile && !direct; i++) memcpy(of_outs + i * padded, of_out + i * filters, filters * sizeof(float));
-    const float *given = direct ? of_out : of_outs;
-    product(given, padded, 1, root.copy, of_values, TILE, filters, padded, false);
-    pooled<Kappa, true>(map, norms, walk, tile, values, of_values, padded, of_responses, of_squares);
-    if (sums) product(given, 1, padded, values, sums, padded, tile, padded, true);
+    if (root.given) root.times(of_out, of_values, tile);
+    pooled<Kappa, true>(map, norms, walk, tile, values, root.given ? of_values : of_out, padded, of_responses, of_squares);
+    if (sums && root.matrix) Correlation{of_out, 0, filters, filters, root.offsets, values, sums, padded, 1, tile}.add();
   }
 }
 
@@ -343,7 +333,7 @@ static void clear_outside(const Map &map, float *of_responses, float *of_squares
 static void add_up(const Map &map, const float *sums, long parts, double *of_root) {
   const long filters = map.filters, padded = map.padded;
   for (long part = 0; part < parts; part++)
-    for (long i = 0; i < filters; i++) add(sums + (part * padded + i) * padded, of_root + i * filters, filters);
+    for (long i = 0; i < filters; i++) add(sums + (part * filters + i) * padded, of_root + i * filters, filters);
 }
 
 #define EACH_KERNEL(function, ...)                           \
