@@ -30,7 +30,7 @@ STEPS = 5
 
 
 def shares(step: Callable[[], object]) -> dict[str, float]:
-    """The share of each part in the time of a step; the rest is what they leave of a step without a profile, which slows Python."""
+    """The share of each part in the time of a step; the rest is what they leave of a step without a profile."""
     step()
     profile = cProfile.Profile(timer=time.process_time)
     start = time.process_time()
