@@ -50,7 +50,7 @@ def test_filters_of_ckn_cifar_are_those_of_the_first_layer() -> None:
         ({"kind": "convnet"}, "ckn-cifar5 is a kernel network without a ConvNet; expected kind = 'ckn', got 'convnet'"),
         ({"kernel": "match"}, "no activations that a kernel could match; expected a kernel such as rbf:0.6, got 'match'"),
         ({"whiten": True}, "whiten is for networks of the zoo and your own, not for ckn-cifar5; remove it"),
-        ({"options": {"bias": False}}, "options is for networks of the zoo and your own, not for ckn-cifar5; remove it"),
+        ({"options": {"bias": False}}, "option is for networks of the zoo and your own, not for ckn-cifar5; remove it"),
     ],
 )
 def test_options_that_a_kernel_network_does_not_have_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -70,5 +70,5 @@ def test_the_command_trains_a_kernel_network_by_its_name(
 
 
 def test_a_kernel_network_is_not_translated() -> None:
-    with pytest.raises(ConfigError, match="ckn-cifar is a kernel network already, so there is no ConvNet"):
+    with pytest.raises(ConfigError, match="ckn-cifar is a kernel network, not a ConvNet, so it cannot be translated"):
         build_convnet(settings_from({"network": "ckn-cifar"}, "test"), (3, 32, 32), 10)

@@ -244,7 +244,9 @@ def test_memory_that_runs_out_says_how_to_go_on(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(methods.ULR, "_descend", hungry)
     ckn = network()
-    with pytest.raises(NumericalError, match="step 4 failed: there is not enough memory. Try a smaller chunk"):
+    with pytest.raises(
+        NumericalError, match="step 4 failed: there is not enough memory. Try graph_memory=0 or a smaller chunk"
+    ):
         trained(ckn, run_dir=tmp_path / "run", final_head=False)
     assert torch.equal(ckn.layers["conv"].weight, good.layers["conv"].weight)
     _, result = trained(run_dir=tmp_path / "run", final_head=False, resume=True, chunk=16)

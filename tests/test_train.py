@@ -102,6 +102,11 @@ def test_the_last_classifier_is_fitted_to_validation_images_too_on_request() -> 
     assert usual.head is not None
     assert not usual.head.refitted
     assert (result.head.lam, result.head.accuracy) == (usual.head.lam, usual.head.accuracy), "chosen on unseen images"
+    with pytest.raises(ConfigError, match="validation_labels is for the last classifier, expected final_head=True"):
+        trained(steps=2, validation_labels=True, final_head=False)
+    unsupervised = trained(steps=0, validation_labels=True)[1].head
+    assert unsupervised is not None
+    assert unsupervised.refitted
     torchckn.fit_head(plain, *digits(), lam=result.head.lam, refit=True)
     torch.testing.assert_close(net.head.weight, plain.head.weight, rtol=1e-2, atol=1e-2)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchckn import ConfigError, DataError, NumericalError
 from torchckn.choices import Centering
-from torchckn.fit import ulr
+from torchckn.fit import batch_model, ulr
 from torchckn.fit.ulr import reduced_objective
 from torchckn.network import FeatureScaling
 
@@ -56,7 +56,11 @@ def test_the_gradient_equals_finite_differences_through_the_whole_solve(loss: st
     assert torch.autograd.gradcheck(reduced, x.clone().requires_grad_(), rtol=1e-6, atol=1e-8)
 
 
-def test_the_hessian_its_products_and_its_diagonal_are_those_of_autograd() -> None:
+@pytest.mark.parametrize("numbers", [1, 100, 2**22], ids=["image by image", "in parts", "at once"])
+def test_the_hessian_its_products_and_its_diagonal_are_those_of_autograd(
+    monkeypatch: pytest.MonkeyPatch, numbers: int
+) -> None:
+    monkeypatch.setattr(batch_model, "SPREAD", numbers)
     x, y, head = problem()
     batch = ulr.Batch(x, y, head, 0.1, ulr.of_this_process)
     expected = torch.autograd.functional.hessian(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import data, kernels, presets, runs, zoo
 from .convnet import ScaledConvNet
 from .distributed import local_device
-from .errors import CKNError, ConfigError, DataError, NotFittedError
+from .errors import CKNError, ConfigError, DataError, NotFittedError, unknown_name
 from .files import read_text
 from .network import Classifier
 from .settings import Settings, settings_from
@@ -58,13 +58,18 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
         raise ConfigError(
             f"validation is for data without validation images, but {whole.name} has {len(valid)} of its own; leave it out"
         )
-    some = train.sample(STATISTICS_OF) if isinstance(train, data.LazyPart) else train.images
+    some = _for_statistics(train)
     unlabeled = None
     if settings.unlabeled is not None:
         further = data.load_unlabeled(settings.unlabeled, whole.image_shape, resize=settings.resize is not None)
         some = unlabeled = torch.cat([some, further])
     pixels = data.Preprocessing.fit(some, whiten=settings.whiten)
     return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels, unlabeled)
+
+
+def _for_statistics(train: data.Part) -> Tensor:
+    """The training images that the statistics of pixels are taken from."""
+    return train.sample(STATISTICS_OF) if isinstance(train, data.LazyPart) else train.images
 
 
 def build_convnet(
@@ -80,12 +85,12 @@ def build_convnet(
         return _from_source(own_source(settings.network) if source is None else source, settings)
     if settings.network in presets.names():
         raise ConfigError(
-            f"{settings.network} is a kernel network already, so there is no ConvNet; torchckn train {settings.network} trains it"
+            f"{settings.network} is a kernel network, not a ConvNet, so it cannot be translated; to train it: torchckn train "
+            f"{settings.network}"
         )
     if settings.network not in zoo.ARCHITECTURES:
-        raise ConfigError(
-            f"unknown network {settings.network!r}: expected one of {', '.join([*zoo.names(), *presets.names()])}, or "
-            "file.py:ClassName for your own"
+        raise unknown_name(
+            "network", settings.network, [*zoo.names(), *presets.names()], "Or file.py:ClassName for your own."
         )
     if "filters" in settings.options:
         raise ConfigError("filters is a separate option: use --filters, not --option filters=...")
@@ -157,18 +162,16 @@ def _ready_made(settings: Settings, images: Images, generator: torch.Generator) 
     usual = Settings()
     for option in ("options", "whiten", "linear_kernel", "inverse_sqrt", "root_block"):
         if getattr(settings, option) != getattr(usual, option):
-            raise ConfigError(f"{option} is for networks of the zoo and your own, not for {name}; remove it")
+            shown = "option" if option == "options" else option
+            raise ConfigError(f"{shown} is for networks of the zoo and your own, not for {name}; remove it")
     kernel = kernels.parse(settings.kernel)
     if isinstance(kernel, str):
         raise ConfigError(
             f"{name} has no activations that a kernel could match; expected a kernel such as rbf:0.6, got 'match'"
         )
-    some = images.unlabeled
-    if some is None:
-        some = images.train.sample(STATISTICS_OF) if isinstance(images.train, data.LazyPart) else images.train.images
     return presets.build(
         name,
-        some,
+        _for_statistics(images.train) if images.unlabeled is None else images.unlabeled,
         len(images.classes),
         filters=settings.filters,
         kernel=kernel,

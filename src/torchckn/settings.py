@@ -30,7 +30,11 @@ class Settings(Config):
         "lenet5", "A network of the zoo, ckn-cifar, ckn-cifar5, or your own as file.py:ClassName.", heading=NETWORK
     )
     filters: int | None = option(
-        None, "Filters per layer, for networks with a name; by default as published.", heading=NETWORK, ge=1, le=2**14
+        None,
+        "Filters per layer, for networks of the zoo; by default as published. ckn-cifar: of its first layer.",
+        heading=NETWORK,
+        ge=1,
+        le=2**14,
     )
     options: dict[str, Any] = option({}, "Further arguments of the network's class, as in bias=false.", heading=NETWORK)
     kind: Kind = option("ckn", "Train the kernel counterpart, or the ConvNet itself.", heading=NETWORK)

@@ -60,7 +60,7 @@ def test_memory_that_is_exhausted_in_a_step_loses_nothing(tmp_path: Path, few_di
     run = tmp_path / "run"
     done = run_program(tmp_path, PROGRAM.format(at=AT), start(run, few_digits))
     assert done.returncode == 1, done.stderr
-    assert f"step {AT + 1} failed: there is not enough memory. Try a smaller chunk" in done.stderr
+    assert f"step {AT + 1} failed: there is not enough memory. Try graph_memory=0 or a smaller chunk" in done.stderr
     assert "Traceback" not in done.stderr
     checkpoint = runs.read_checkpoint(run)
     assert checkpoint is not None

@@ -303,6 +303,10 @@ class TrainConfig(MethodOptions):
         """
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"give steps or epochs, not both; got steps={self.steps} and epochs={self.epochs}")
+        if self.validation_labels and not self.final_head:
+            raise ConfigError(
+                "validation_labels is for the last classifier, expected final_head=True, got False; remove one of them"
+            )
         method = self.method or method
         defaults = METHOD_DEFAULTS[method]
         default_lr = ADAMW_LR if self.optimizer == "adamw" else defaults["lr"]

@@ -160,10 +160,11 @@ class TrainingLoop(TrainingState):
                 except (MemoryError, RuntimeError) as error:
                     if not is_out_of_memory(error):
                         raise
-                    chunk = (
-                        "a smaller chunk (chunk=32, say), which a resumed run may have, or a smaller batch_size in a new run"
+                    remedy = (
+                        "graph_memory=0 or a smaller chunk (chunk=32, say), which a resumed run may have, or a smaller "
+                        "batch_size in a new run"
                     )
-                    self._give_up(f"there is not enough memory. Try {chunk}", before, error)
+                    self._give_up(f"there is not enough memory. Try {remedy}", before, error)
                 before = here
                 self.seconds += self.clock() - clock
                 record["seconds"] = round(self.seconds, 3)
@@ -186,11 +187,12 @@ class TrainingLoop(TrainingState):
         clock = self.clock()
         lam = self.net.penalty
         assert lam is not None  # since prepare()
-        head = self.start if not self.steps else None  # which was fitted to these very features
+        refit = self.config.validation_labels and self.valid_data is not None
+        head = self.start if not self.steps and not refit else None  # which was fitted to these very features
         if self.config.final_head and head is None:
             # Filters know the training labels by now, so only validation images may choose.
-            fixed, refit = lam if self.valid_data is None else self.config.lam, self.config.validation_labels
-            head = self._fit_head(fixed, self.train_data, folds=0, refit=refit)
+            chosen = self.valid_data is None or (self.start is not None and not self.steps)
+            head = self._fit_head(lam if chosen else self.config.lam, self.train_data, folds=0, refit=refit)
         self.seconds += self.clock() - clock
         result = TrainResult(self.history, lam, self.start, head, self.seconds, self.step, self.stop_reason)
         if self.store:

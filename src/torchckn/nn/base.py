@@ -179,7 +179,9 @@ class KernelLayer(nn.Module):
         attributes = {name: own[name] for name in own.keys() - _OF_MODULES if isinstance(own[name], (int, float, str))}
         settings = (type(kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
         tensors: list[Tensor] = [self.weight]
-        if kernel._parameters or kernel._buffers or kernel._modules:  # to ask takes longer
+        if (
+            kernel._parameters or kernel._buffers or kernel._modules
+        ):  # a kernel has none, as a rule, and listing them takes time
             tensors += [*kernel.parameters(), *kernel.buffers()]
         # Values are compared, not version counters, which miss changes through `.data`.
         if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):

@@ -49,6 +49,8 @@ def window_of(pool: object, size: Pair) -> Pair | None:
     """The window of a pooling that averages windows which do not overlap, of maps of this size; None for any other."""
     if pool is None:
         return 1, 1
+    if isinstance(pool, nn.Module) and (pool._forward_hooks or pool._forward_pre_hooks):  # which are to be called
+        return None
     if type(pool) is nn.AdaptiveAvgPool2d:
         return size if pool.output_size in (1, (1, 1)) else None
     if type(pool) is not nn.AvgPool2d or pool.ceil_mode or pool.divisor_override:

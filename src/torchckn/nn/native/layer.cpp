@@ -8,7 +8,7 @@
 /* out = A values; without a root, the values themselves. */
 template <class Kappa>
 static Status forward(const Map &map, const float *given, float *out, int threads) {
-  const long outputs = map.outputs, parts = least(PARTS, (outputs + TILE - 1) / TILE);
+  const long outputs = map.outputs, parts = least(least(PARTS, outputs), (outputs * map.window + TILE - 1) / TILE);
   const Root root(map, given, false);
   std::atomic<bool> failed{root.failed()};
   PARALLEL for (long part = 0; part < parts; part++) {
