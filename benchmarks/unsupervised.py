@@ -35,7 +35,7 @@ def network(name: str, images: torch.Tensor, generator: torch.Generator, filters
 
 
 def main(name: str, seed: int) -> None:
-    whole = data.load("cifar10" if name in ("allcnn", "ckn-cifar") else "mnist")
+    whole = data.load("cifar10" if name in ("allcnn", *presets.names()) else "mnist")
     assert whole.test is not None
     train, valid = data.split(whole.train, 10_000, seed)
     start = last = time.perf_counter()

@@ -305,7 +305,7 @@ class TrainConfig(MethodOptions):
             raise ConfigError(f"give steps or epochs, not both; got steps={self.steps} and epochs={self.epochs}")
         if self.validation_labels and not self.final_head:
             raise ConfigError(
-                "validation_labels is for the last classifier, expected final_head=True, got False; remove one of them"
+                "validation_labels is for the last classifier, expected final_head=True, got False; set validation_labels=False"
             )
         method = self.method or method
         defaults = METHOD_DEFAULTS[method]
