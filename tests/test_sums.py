@@ -234,7 +234,7 @@ def test_processes_that_divide_a_chunk_end_with_the_bits_of_one(
 
 def test_no_image_is_left_for_a_chunk_of_its_own() -> None:
     net, images = network(), torch.arange(13.0)[:, None, None, None]
-    assert [len(piece) for piece in chunks._pieces(net, images, 4)] == [4, 4, 5]
-    assert torch.cat(chunks._pieces(net, images, 4)).equal(images)
-    assert [len(piece) for piece in chunks._pieces(net, images[:1], 4)] == [1]
-    assert [len(piece) for piece in chunks._pieces(net, images[:3], 1)] == [1, 1, 1]
+    assert [len(piece) for piece in chunks._pieces(net, images, 4, None)] == [4, 4, 5]
+    assert torch.cat(chunks._pieces(net, images, 4, None)).equal(images)
+    assert [len(piece) for piece in chunks._pieces(net, images[:1], 4, None)] == [1]
+    assert [len(piece) for piece in chunks._pieces(net, images[:3], 1, None)] == [1, 1, 1]

@@ -57,7 +57,12 @@ def train(
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", "-o", help="A new folder for the run; by default in ./runs.")] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Resume the run in this folder; with more --steps, train it further.")
+        Path | None,
+        typer.Option(
+            "--resume",
+            help="Resume the run in this folder; with more --steps, train it further, also with another --lr, --head-update or "
+            "--augment.",
+        ),
     ] = None,
     preset: Annotated[
         str | None,
@@ -96,7 +101,7 @@ def train(
         raise ConfigError(f"--timeout expected from 1 to {_LONGEST} seconds, got {timeout}")
     if resume is not None and (config or run or preset):
         raise ConfigError(
-            "--resume uses the options of the run: remove --config, --preset and --run; only --steps may be increased"
+            "--resume uses the options of the run: remove --config, --preset and --run; give more --steps to train it further"
         )
     from ..launch import is_one_of_several, joined
 

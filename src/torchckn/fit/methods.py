@@ -26,6 +26,7 @@ from ..errors import ConfigError, NotFittedError, NumericalError
 from ..network import Classifier
 from ..nn.checks import Deferred
 from ..nn.devices import wide_dtype
+from ..nn.walk import modules_of
 from ..nn.whitening import Whitening, every_whitening
 from .chunks import batch_features, batch_gradient
 from .config import MethodOptions as MethodOptions
@@ -92,7 +93,8 @@ class Method:
         """
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        self.net.train()
+        if not all(module.training for module in modules_of(self.net)):
+            self.net.train()
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         with self.checks, summing(self.net):
             labels = check_labels(labels, self.net.head.out_features).to(self.net.head.weight.device)

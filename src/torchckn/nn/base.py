@@ -24,6 +24,7 @@ from .functional import block_count, gram_of_cosines, precomputed_projection, pr
 from .geometry import draw_normal
 from .invsqrt import Spectrum, check_method, closed_form, resolve_method
 from .native import equal
+from .walk import is_trained, modules_of, parameters_of
 
 #: attributes that every module has
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -160,7 +161,7 @@ class KernelLayer(nn.Module):
         usual = type(self).projection is KernelLayer.projection and self.weight.ndim == self.filter_dims + 1
         method = resolve_method(self.inverse_sqrt, device)[0]
         simple = usual and self.filter_matrix().ndim == 2 and block_count(self.filters, self.root_block) == 1
-        if not simple or method != "eigh" or kernel.is_steep or list(kernel.parameters()) or not self.training:
+        if not simple or method != "eigh" or kernel.is_steep or parameters_of(kernel) or not self.training:
             return None
         if not reads_are_free(device):
             return None
@@ -228,10 +229,10 @@ def shared_projections(net: nn.Module) -> AbstractContextManager[list[Tensor]]:
     """
     groups: dict[object, list[KernelLayer]] = {}
     roots: dict[KernelLayer, Tensor] = {}
-    for module in net.modules():
+    for module in modules_of(net):
         if isinstance(module, KernelLayer):
             batch = module.batching_key()
-            if batch is not None and not any(parameter.requires_grad for parameter in module.parameters()):
+            if batch is not None and not is_trained(module):
                 roots[module] = module._cached_root().root  # of an identity layer, say: it is the same in every step
             else:
                 groups.setdefault(batch or module, []).append(module)
@@ -246,10 +247,8 @@ def _sharing(roots: dict[KernelLayer, Tensor]) -> Iterator[list[Tensor]]:
     """Within this context the layers have these roots; their gradients go back through the roots at the end."""
     try:
         for layer, root in roots.items():
-            trained = any(
-                parameter.requires_grad for parameter in layer.parameters()
-            )  # a root may be one of several together
-            layer._shared = root.detach().requires_grad_(root.requires_grad and trained)
+            has_gradient = root.requires_grad and is_trained(layer)  # a root may be one of several together
+            layer._shared = root.detach().requires_grad_(has_gradient)
         yield [layer._shared for layer in roots if layer._shared is not None and layer._shared.requires_grad]
         used = [(root, layer._shared.grad) for layer, root in roots.items() if layer._shared is not None]
         pairs = [(root, grad) for root, grad in used if grad is not None]
@@ -302,7 +301,7 @@ def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
 def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:
     """Parameter groups of a network's trainable filters (on spheres) and bandwidths, without the head."""
     spheres: dict[int, list[Tensor]] = {}
-    for layer in module.modules():
+    for layer in modules_of(module):
         if isinstance(layer, KernelLayer):
             trained = [weight for weight in layer.sphere_parameters() if weight.requires_grad]
             if trained:

@@ -23,6 +23,9 @@ FEW = 64
 #: channels, and filters, up to which it is with registers of 8 or 16 numbers (AVX2, AVX-512), if the rows of outputs are not too
 #: short: as fast as libraries, and what follows the convolution is in the same pass
 FEW_WIDE, SHORT = 32, 4
+#: channels, a multiple of which our own code needs for the gradients of wide filters, and positions of a map from which on it is
+#: faster with AVX2; with AVX-512 it was not measured
+BLOCK, LONG = 16, 4
 #: numbers of a patch up to which responses are not kept for the backward pass
 CHEAP = 32
 #: filters are in blocks of this many
@@ -50,6 +53,11 @@ class Patches(NamedTuple):
         """Whether each pixel is a patch."""
         return (self.size, self.geometry.stride, self.geometry.padding) == ((1, 1), (1, 1), (0, 0))
 
+    @property
+    def are_images(self) -> bool:
+        """Whether each image is one patch: then convolutions are products of matrices."""
+        return self.output == (1, 1) and self.size == (self.numbers[1], self.numbers[2]) and self.geometry.padding == (0, 0)
+
 
 @functools.lru_cache(256)
 def patches_of(shape: torch.Size, size: Pair, geometry: Geometry) -> Patches:
@@ -64,7 +72,7 @@ def is_direct(weight: Tensor, patches: Patches) -> bool:
     """Whether our own code is faster with these filters (f, C, kh, kw), and can have their gradient."""
     if len(weight) % LANES:
         return False
-    if native.has_wide_registers() and patches.output[1] >= SHORT and max(weight.shape[:2]) <= FEW_WIDE:
+    if native.register_width() and patches.output[1] >= SHORT and max(weight.shape[:2]) <= FEW_WIDE:
         return True
     return weight.shape[1] == 1 or _is_narrow(weight)
 
@@ -72,16 +80,6 @@ def is_direct(weight: Tensor, patches: Patches) -> bool:
 def is_cheap(weight: Tensor) -> bool:
     """Whether our own code computes responses to these filters again in less time than it takes to write and read them."""
     return weight[0].numel() <= CHEAP
-
-
-def gradient_of_images(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
-    """From that of the responses to filters (f, C, kh, kw); all of them channels last."""
-    if len(weight) % LANES or not (_is_narrow(weight) and _padding_is_small(patches)):
-        return dense(convolution_gradients(of_responses, x, weight, patches.geometry, (True, False))[0])
-    of_x = torch.empty_like(x)
-    buffers = (of_responses.data_ptr(), weight.contiguous().data_ptr(), of_x.data_ptr())
-    native.call("convolution_of_x", patches.numbers, *buffers, len(weight))
-    return of_x
 
 
 def convolution_gradients(
@@ -92,6 +90,34 @@ def convolution_gradients(
         of_responses, x, weight, None, *geometry, False, (0, 0), groups, (*wanted, False)
     )
     return of_x, of_weight
+
+
+def images_are_direct(weight: Tensor, patches: Patches) -> bool:
+    """Whether our own code is faster for the gradient of images, and can have it."""
+    return len(weight) % LANES == 0 and _is_narrow(weight) and _padding_is_small(patches)
+
+
+def direct_gradient_of_images(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
+    """That of images, from that of the responses to filters (f, C, kh, kw); all of them channels last."""
+    of_x = torch.empty_like(x)
+    buffers = (of_responses.data_ptr(), weight.contiguous().data_ptr(), of_x.data_ptr())
+    native.call("convolution_of_x", patches.numbers, *buffers, len(weight))
+    return of_x
+
+
+def filters_are_direct(weight: Tensor, patches: Patches) -> bool:
+    """Whether our own code is faster for the gradient of wide filters, and can have it."""
+    rows, columns = patches.output
+    return native.register_width() == 8 and weight.shape[1] % BLOCK == 0 and rows * columns >= LONG
+
+
+def direct_gradient_of_filters(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
+    """That of wide filters (f, C, kh, kw), in double precision; images and gradient of the responses are channels last."""
+    filters, channels, *size = weight.shape
+    of_weight = x.new_zeros(filters, *size, channels, dtype=torch.float64)
+    buffers = (x.data_ptr(), of_responses.data_ptr(), of_weight.data_ptr())
+    native.call("convolution_of_filters", patches.numbers, *buffers, filters)
+    return of_weight.permute(0, 3, 1, 2)
 
 
 def _is_narrow(weight: Tensor) -> bool:

@@ -15,7 +15,6 @@ import functools
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -23,10 +22,11 @@ from ..errors import DataError
 from ..kernels import Kernel
 from ..tracing import is_recorded
 from . import native
+from .convolution import convolution, gradient_of_filters, gradient_of_images
 from .devices import wide_dtype
-from .direct import Geometry, convolution_gradients, dense, gradient_of_images, integers, is_cheap, is_direct, patches_of
+from .direct import Geometry, dense, integers, is_cheap, is_direct, patches_of
 from .geometry import Pair
-from .sums import Sink, add_or_return, filter_gradient, sink_of
+from .sums import Sink, add_or_return, current_unit, sink_of
 
 
 def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
@@ -146,11 +146,11 @@ def _forward(
         native.call("direct_forward", *about, patches.numbers, *buffers)
     else:
         native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
-        responses = x if weight is None else dense(F.conv2d(x, weight, None, *geometry))
+        responses = x if weight is None else convolution(x, weight, patches)
         native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
     if ctx is not None:
         ctx.save_for_backward(x, weight, root, responses, squares)
-        ctx.about, ctx.patches, ctx.sinks, ctx.is_used = about, patches, sinks, False
+        ctx.about, ctx.patches, ctx.sinks, ctx.is_used, ctx.unit = about, patches, sinks, False, current_unit()
     return out.permute(0, 3, 1, 2)
 
 
@@ -194,24 +194,11 @@ class _FusedConv(torch.autograd.Function):
         of_x = of_responses
         if weight is not None and of_responses is not None:
             if need_weight and not direct:
-                of_x, of_weight = _convolution_gradients(ctx, of_responses, x, weight, need_x)
-            elif need_x:
-                of_x = gradient_of_images(of_responses, x, weight, ctx.patches)
+                of_weight = gradient_of_filters(of_responses, x, weight, ctx.patches, ctx.unit)
+            of_x = gradient_of_images(of_responses, x, weight, ctx.patches, ctx.unit) if need_x else None
         if of_squares is not None and of_x is not None:
             pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])
             buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))
             native.call("patch_squares_backward", ctx.patches.numbers, *buffers)
         sums = (add_or_return(sink, some, x.dtype) for sink, some in zip(ctx.sinks, (of_weight, of_root), strict=True))
         return of_x if need_x else None, *sums, *[None] * 5
-
-
-def _convolution_gradients(
-    ctx: Any, of_responses: Tensor, x: Tensor, weight: Tensor, need_x: bool
-) -> tuple[Tensor | None, Tensor]:
-    """Those of images, if they are needed, and filters, by torch."""
-    geometry, sink = ctx.patches.geometry, ctx.sinks[0]
-    if sink is None:
-        both = convolution_gradients(of_responses, x, weight, geometry, (need_x, True))
-        return dense(both[0]) if need_x else None, both[1]
-    of_x = gradient_of_images(of_responses, x, weight, ctx.patches) if need_x else None
-    return of_x, filter_gradient(of_responses, x, weight, geometry, sink.unit)

@@ -85,6 +85,11 @@ def in_units(unit: int | None) -> Iterator[None]:
         _unit.reset(token)
 
 
+def current_unit() -> int | None:
+    """Images of which products of matrices are computed at a time; None: all."""
+    return _unit.get()
+
+
 class Sink(NamedTuple):
     """Where the gradient of a leaf goes, instead of back to autograd."""
 
@@ -117,14 +122,16 @@ def conv2d(x: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Te
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """``F.linear`` of images (N, ..., s), in units, whose matrix (f, s) may be a leaf of active sums."""
-    unit = None if torch.compiler.is_compiling() else _unit.get()
+    unit = None if torch.compiler.is_compiling() else current_unit()
     if unit is None:
         return F.linear(x, weight)
-    return _Linear.apply(x, weight, unit, sink_of(weight)) if torch.is_grad_enabled() else _products(x, weight.T, unit)
+    return (
+        _Linear.apply(x, weight, unit, sink_of(weight)) if torch.is_grad_enabled() else products_in_units(x, weight.T, unit)
+    )
 
 
-def _products(x: Tensor, matrix: Tensor, unit: int) -> Tensor:
-    """Images (N, ..., s) times a matrix (s, f), so many of them at a time: (N, ..., f)"""
+def products_in_units(x: Tensor, matrix: Tensor, unit: int) -> Tensor:
+    """Images (N, ..., s) times a matrix (s, f), ``unit`` of them at a time: (N, ..., f)"""
     out = x.new_empty(*x.shape[:-1], matrix.shape[1])
     for some, to in zip(x.split(unit), out.split(unit), strict=True):
         torch.mm(some.reshape(-1, len(matrix)), matrix, out=to.view(-1, matrix.shape[1]))
@@ -155,7 +162,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, unit: int, sink: Sink | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.about = unit, sink
-        return _products(x, weight.T, unit)
+        return products_in_units(x, weight.T, unit)
 
     @staticmethod
     @once_differentiable
@@ -166,11 +173,11 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             pairs = zip(grad.split(unit), x.split(unit), strict=True)
             parts = (some_of.reshape(-1, len(weight)).T @ some.reshape(-1, weight.shape[1]) for some_of, some in pairs)
-            of_weight = add_or_return(sink, _sum_in_double(parts), weight.dtype)
-        return _products(grad, weight, unit) if ctx.needs_input_grad[0] else None, of_weight, None, None
+            of_weight = add_or_return(sink, sum_in_double(parts), weight.dtype)
+        return products_in_units(grad, weight, unit) if ctx.needs_input_grad[0] else None, of_weight, None, None
 
 
-def _sum_in_double(parts: Iterable[Tensor]) -> Tensor:
+def sum_in_double(parts: Iterable[Tensor]) -> Tensor:
     """The sum of at least one part, in double precision."""
     first, *others = parts
     total = first.to(wide_dtype(first.device))
@@ -193,4 +200,4 @@ def filter_gradient(
     """The gradient of a convolution's filters (f, C / groups, kh, kw), units of images added up in double precision."""
     pairs = zip(of_responses.split(unit), x.split(unit), strict=True)
     weight = weight.detach().contiguous(memory_format=torch.channels_last)  # once, and not for each unit
-    return _sum_in_double(convolution_gradients(*pair, weight, geometry, (False, True), groups)[1] for pair in pairs)
+    return sum_in_double(convolution_gradients(*pair, weight, geometry, (False, True), groups)[1] for pair in pairs)

@@ -27,6 +27,7 @@ from .functional import check_finite
 from .geometry import Pair, pair
 from .invsqrt import inverse_sqrt
 from .layers import require_images
+from .walk import modules_of
 
 
 def whiten(images: Tensor, patch_size: int | Pair = 3, eps: float = 1e-3, root: int = 2) -> Tensor:
@@ -235,7 +236,7 @@ class Whitening(nn.Module):
 def every_whitening(net: nn.Module, keeping: Callable[[Whitening], AbstractContextManager[Any]]) -> ExitStack:
     """``Whitening.keeping`` or ``Whitening.keeping_images``, whichever is given, for every :class:`Whitening` of a network."""
     stack = ExitStack()
-    for module in net.modules():
+    for module in modules_of(net):
         if isinstance(module, Whitening):
             stack.enter_context(keeping(module))
     return stack

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError
 from ..files import check_output, partial_files, remove_partial_files, write_atomically, write_tensors
+from ..fit.config import TrainConfig
 from ..fit.result import TrainResult
 from ..network import Classifier
 from ..storage import load_weights, save
@@ -22,8 +23,10 @@ from .checkpoints import CHECKPOINTS, checkpoint_file, read_checkpoint, write_ch
 from .environment import environment
 from .reading import model_file, read_config, read_metrics, read_result, to_json, to_plain
 
+#: options that a run that is trained further, with more steps, may have other values of
+FURTHER = ("lr", "head_update", "augment")
 #: options that a resumed run may have other values of: it is trained further, or in less memory (then with other rounding errors)
-MAY_DIFFER = ("steps", "chunk")
+MAY_DIFFER = ("steps", "chunk", *FURTHER)
 #: the files that a run writes, by folder
 _WRITTEN = {
     ".": ("config.toml", "environment.json", "metrics.jsonl", "result.json"),
@@ -84,17 +87,27 @@ class Run:
             write_atomically(self.folder / "environment.json", to_json(environment()))
         before = read_config(self.folder)
         old, new = _lines(before), _lines(config)
+        usual = TrainConfig().to_plain()  # of options that there were not yet when the run began
+        old = {name: usual[name] for name in new.keys() & usual.keys() - old.keys()} | old
         differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in free)
-        if differing and {*differing} <= {*MAY_DIFFER} and new["steps"] >= old.get("steps", 0):
-            if "steps" in differing:
-                (self.folder / "result.json").unlink(missing_ok=True)  # it is trained further: no longer finished
-            self._write_config(before | {"training": before["training"] | {name: new[name] for name in differing}})
+        is_further = new["steps"] > old.get("steps", 0)
+        allowed = {*MAY_DIFFER} if is_further else {*MAY_DIFFER} - {*FURTHER, "steps"}
+        if differing and {*differing} <= allowed:
+            changed = {name: new[name] for name in differing if name in new}
+            kept = {name: value for name, value in before["training"].items() if name not in differing}
+            if is_further:
+                (self.folder / "result.json").unlink(missing_ok=True)  # no longer finished
+                before["earlier"] = [
+                    *before.get("earlier", []),
+                    {name: old[name] for name in ("steps", *FURTHER) if name in old},
+                ]
+            self._write_config(before | {"training": kept | changed})
         elif differing:
             key = differing[0]
             raise ConfigError(
                 f"{self.folder} has a run of another configuration: {', '.join(differing)} (expected {key} = "
-                f"{old.get(key)!r}, got {new.get(key)!r}); nothing was changed. Resume it with the same configuration (only "
-                "steps may grow, and chunk may differ), or choose another folder"
+                f"{old.get(key)!r}, got {new.get(key)!r}); nothing was changed. Resume it with the same configuration (chunk may "
+                f"differ, steps may grow, and with more steps {', '.join(FURTHER)} may differ), or choose another folder"
             )
 
     def _write_config(self, config: dict[str, Any]) -> None:
@@ -224,5 +237,5 @@ def _require_run_or_empty(folder: Path, resume: bool) -> None:
 
 
 def _lines(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the options of training beside all else."""
-    return {key: value for key, value in config.items() if key != "training"} | config.get("training", {})
+    """A configuration with the options of training beside all else, but for those of earlier steps."""
+    return {key: value for key, value in config.items() if key not in ("training", "earlier")} | config.get("training", {})

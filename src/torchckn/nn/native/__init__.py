@@ -107,7 +107,8 @@ def _library() -> ctypes.CDLL | None:
             ("direct_forward", [number, *[pointer] * 10, number]),
             ("direct_backward", [number, *[pointer] * 13, number]),
             ("convolution_of_x", [*[pointer] * 4, ctypes.c_long, number]),
-            ("wide_registers", []),
+            ("convolution_of_filters", [*[pointer] * 4, ctypes.c_long, number]),
+            ("register_width", []),
         ):
             getattr(library, name).argtypes = arguments
         library.packed_size.restype = ctypes.c_long
@@ -120,10 +121,10 @@ def _library() -> ctypes.CDLL | None:
 
 
 @functools.cache
-def has_wide_registers() -> bool:
-    """Whether the compiled code uses registers of at least 8 numbers, and multiplies and adds in one instruction."""
+def register_width() -> int:
+    """Numbers in a register of the compiled code: 8 (AVX2), 16 (AVX-512); 0 without these, or without compiled code."""
     library = _library()
-    return library is not None and bool(library.wide_registers())
+    return 0 if library is None else int(library.register_width())
 
 
 def _compiler() -> str:

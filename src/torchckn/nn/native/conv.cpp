@@ -1,4 +1,4 @@
-/* The gradient of images through a convolution with few filters. */
+/* The gradients of a convolution: of images, with few filters; of filters, with many channels. */
 
 #include "conv.h"
 
@@ -46,10 +46,105 @@ extern "C" int convolution_of_x(const long *shape, const float *of_responses, co
   return status;
 }
 
-extern "C" int wide_registers() {
+/* The gradient of filters, (filters, kernel_h, kernel_w, channels). That of a few filters, one tap and TWO channels is kept in
+registers while the positions of a unit of images go by. What these sums read lies in a row: images are in blocks of TWO channels,
+(blocks, images, frame, TWO), and the gradients of responses in pieces of a few filters, (pieces, images, positions, filters of the
+piece). */
+struct FilterGradient {
+  typedef std::conditional_t<HAS_WIDE, Wide, Vec> V;
+  static constexpr int most_filters = MOST_OF_TWO;
+
+  const Patches &p;
+  const Frame frame;
+  const long filters, room, area, positions, pieces; /* there is room for so many images */
+  float *images, *gradients;
+
+  FilterGradient(const Patches &p, long filters)
+      : p(p), frame(frame_of(p)), filters(filters), room(room_for(p)), area(frame.full_h * frame.full_w),
+        positions(p.rows * p.columns), pieces((filters + most_filters - 1) / most_filters) {
+    images = (float *)calloc(room * frame.size(), sizeof(float)); /* the frames stay zero */
+    gradients = (float *)malloc(room * positions * filters * sizeof(float));
+  }
+  ~FilterGradient() {
+    free(images);
+    free(gradients);
+  }
+  bool failed() const { return !images || !gradients; }
+
+  /* Whole units of images, with some hundred positions. */
+  static long room_for(const Patches &p) { return least(parts_of(p.n), most(1, 128 / (p.rows * p.columns))) * UNIT; }
+  long first_of(long piece) const { return filters * piece / pieces; }
+
+  /* Put an image and the gradient of its responses into place i. */
+  void pack(long i, const float *image, const float *of_responses) const {
+    for (long c = 0; c < p.channels; c += TWO)
+      for (long y = 0; y < p.h; y++) {
+        const float *from = image + y * p.w * p.channels + c;
+        float *to = images + (c * room + i * TWO) * area + ((y + p.padding_h) * frame.full_w + p.padding_w) * TWO;
+        for (long x = 0; x < p.w; x++, from += p.channels, to += TWO) memcpy(to, from, TWO * sizeof(float));
+      }
+    for (long piece = 0; piece < pieces; piece++) {
+      const long first = first_of(piece), count = first_of(piece + 1) - first;
+      const float *from = of_responses + first;
+      float *to = gradients + (first * room + i * count) * positions;
+      with_constant<most_filters>(count, [&](auto number) {
+        for (long j = 0; j < positions; j++, from += filters, to += number) memcpy(to, from, number * sizeof(float));
+      });
+    }
+  }
+
+  /* Of one unit of images, of `count` filters and TWO channels at the tap (a, b), added to numbers that are `step` apart. */
+  template <int count> APART void add(const float *image, const float *g, long n, long a, long b, double *to, long step) const {
+    V sums[count][2];
+    UNROLL for (int f = 0; f < count; f++) sums[f][0] = sums[f][1] = V{};
+    image += (a * p.dilation_h * frame.full_w + b * p.dilation_w) * TWO;
+    for (long i = 0; i < n; i++, image += area * TWO)
+      for (long y = 0; y < p.rows; y++) {
+        const float *at = image + y * p.stride_h * frame.full_w * TWO;
+        for (long x = 0; x < p.columns; x++, at += p.stride_w * TWO, g += count) {
+          const V low = load<V>(at), high = load<V>(at + lanes<V>);
+          UNROLL for (int f = 0; f < count; f++) {
+            sums[f][0] = sums[f][0] + g[f] * low;
+            sums[f][1] = sums[f][1] + g[f] * high;
+          }
+        }
+      }
+    UNROLL for (int f = 0; f < count; f++) ::add((const float *)sums[f], to + f * step, TWO);
+  }
+
+  /* Of the first n places, of some filters and TWO channels, unit by unit. */
+  void add(long block, long piece, long n, double *of_filter) const {
+    const long first = first_of(piece), size = p.kernel_h * p.kernel_w, step = size * p.channels;
+    with_constant<most_filters>(first_of(piece + 1) - first, [&](auto count) {
+      for (long i = 0; i < n; i += UNIT)
+        for (long k = 0; k < size; k++)
+          add<count>(images + (block * room + i) * area * TWO, gradients + (first * room + i * count) * positions, least(UNIT, n - i),
+                     k / p.kernel_w, k % p.kernel_w, of_filter + first * step + k * p.channels + block * TWO, step);
+    });
+  }
+};
+
+/* `of_filter` is zero before; the number of channels is a multiple of TWO. */
+extern "C" int convolution_of_filters(const long *shape, const float *x, const float *of_responses, double *of_filter, long filters,
+                                      int threads) {
+  const Patches &p = *(const Patches *)shape;
+  const FilterGradient gradient(p, filters);
+  if (gradient.failed()) return OUT_OF_MEMORY;
+  for (long first = 0; first < p.n; first += gradient.room) {
+    const long n = least(gradient.room, p.n - first), tiles = p.channels / TWO * gradient.pieces;
+    PARALLEL for (long i = 0; i < n; i++)
+      gradient.pack(i, x + (first + i) * p.h * p.w * p.channels, of_responses + (first + i) * gradient.positions * filters);
+    PARALLEL for (long tile = 0; tile < tiles; tile++)
+      gradient.add(tile / gradient.pieces, tile % gradient.pieces, n, of_filter);
+  }
+  return DONE;
+}
+
+/* Numbers in a register, with products and sums in one instruction; 0 without those. */
+extern "C" int register_width() {
 #if defined(__AVX2__) && defined(__FMA__)
-  return true;
+  return HAS_WIDE ? 2 * LANES : LANES;
 #else
-  return false;
+  return 0;
 #endif
 }
