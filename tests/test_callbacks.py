@@ -186,8 +186,34 @@ def test_a_finished_run_can_be_trained_further(tmp_path: Path, first: int) -> No
     assert [record["loss"] for record in result.history[1:]] == [record["loss"] for record in whole.history[1:]]
     assert runs.read_config(tmp_path / "run")["training"]["steps"] == 12
     assert [record["step"] for record in runs.read_metrics(tmp_path / "run")] == list(range(13))
-    with pytest.raises(ConfigError, match="another configuration: steps .expected steps = 12, got 6.*only steps may grow"):
+    with pytest.raises(ConfigError, match="another configuration: steps .expected steps = 12, got 6.*steps may grow"):
         trained(steps=6, run_dir=tmp_path / "run", resume=True)
+
+
+def test_a_run_that_is_trained_further_may_have_another_learning_rate(tmp_path: Path) -> None:
+    trained(steps=4, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="another configuration: lr .*with more steps lr, head_update, augment may differ"):
+        trained(steps=4, run_dir=tmp_path / "run", resume=True, lr=0.001)
+    changes = {"lr": 0.001, "head_update": "reuse"}
+    with pytest.raises(StopHereError):
+        trained(steps=8, run_dir=tmp_path / "run", resume=True, callbacks=[StopAfter(6)], **changes)
+    _, result = trained(steps=8, run_dir=tmp_path / "run", resume=True, **changes)
+    rates = [record["lr"] for record in result.history[1:]]
+    assert rates[:4] == [rates[0]] * 4
+    assert rates[0] != 0.001
+    assert rates[4:] == [0.001] * 4
+    config = runs.read_config(tmp_path / "run")
+    assert config["earlier"] == [{"steps": 4, "lr": rates[0], "head_update": "exact"}]
+    assert {name: config["training"][name] for name in ("steps", "lr", "head_update")} == {"steps": 8, **changes}
+
+
+def test_a_run_from_before_an_option_existed_can_be_resumed(tmp_path: Path) -> None:
+    trained(steps=4, run_dir=tmp_path / "run")
+    file = tmp_path / "run" / "config.toml"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(line for line in lines if not line.startswith("validation_labels")) + "\n")
+    assert len(file.read_text().splitlines()) == len(lines) - 1
+    trained(steps=6, run_dir=tmp_path / "run", resume=True)
 
 
 def test_training_further_that_is_interrupted_can_be_resumed(tmp_path: Path) -> None:
