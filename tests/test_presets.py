@@ -10,6 +10,7 @@ import torch
 
 import torchckn
 from torchckn import presets, runs
+from torchckn.bench import measure
 from torchckn.building import build_convnet, build_network, load_images
 from torchckn.errors import ConfigError
 from torchckn.kernels import RBFSphere
@@ -69,6 +70,8 @@ def test_the_command_trains_a_kernel_network_by_its_name(
     assert list(torchckn.load(runs.model_file(tmp_path / "run")).layers)[-1] == "conv5"
 
 
-def test_a_kernel_network_is_not_translated() -> None:
+def test_a_kernel_network_is_not_translated_nor_compared_with_a_convnet() -> None:
     with pytest.raises(ConfigError, match="ckn-cifar is a kernel network, not a ConvNet, so it cannot be translated"):
         build_convnet(settings_from({"network": "ckn-cifar"}, "test"), (3, 32, 32), 10)
+    with pytest.raises(ConfigError, match="ckn-cifar is a kernel network without a ConvNet to compare it with"):
+        measure("ckn-cifar", 8, 4)

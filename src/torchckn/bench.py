@@ -9,12 +9,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from . import zoo
+from .choices import KernelNetworkName
 from .convnet import ScaledConvNet
+from .errors import ConfigError
 from .fit.chunks import batch_features, batch_gradient
 from .fit.methods import METHODS, MethodOptions
 from .kernels import RBFSphere
@@ -26,6 +29,8 @@ ROUNDS = 5
 
 def measure(name: str, filters: int, batch_size: int) -> dict[str, tuple[float, float]]:
     """Median seconds of the CKN and of the ConvNet for each operation; timed alternately, so that noise affects both."""
+    if name in get_args(KernelNetworkName):
+        raise ConfigError(f"{name} is a kernel network without a ConvNet to compare it with; expected a network of the zoo")
     net = zoo.build(name, filters)
     shape = net.input_shape
     images, labels = torch.rand(batch_size, *shape), torch.arange(batch_size) % 10
