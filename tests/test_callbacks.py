@@ -12,7 +12,9 @@ import torch
 
 import torchckn
 from torchckn import Callback, ConfigError, runs
+from torchckn.errors import DataError
 from torchckn.fit import EarlyStopping, TensorBoard
+from torchckn.fit.schedules import Search
 
 from .training import StopAfter, StopHereError, digits, network, trained
 
@@ -205,6 +207,33 @@ def test_a_run_that_is_trained_further_may_have_another_learning_rate(tmp_path: 
     config = runs.read_config(tmp_path / "run")
     assert config["earlier"] == [{"steps": 4, "lr": rates[0], "head_update": "exact"}]
     assert {name: config["training"][name] for name in ("steps", "lr", "head_update")} == {"steps": 8, **changes}
+
+
+def test_an_unfinished_run_that_is_trained_further_says_how_far_it_was(tmp_path: Path) -> None:
+    with pytest.raises(StopHereError):
+        trained(steps=10, run_dir=tmp_path / "run", callbacks=[StopAfter(3)], checkpoint_every=2)
+    trained(steps=12, run_dir=tmp_path / "run", resume=True, lr=0.001)
+    (earlier,) = runs.read_config(tmp_path / "run")["earlier"]
+    rates = [record["lr"] for record in runs.read_metrics(tmp_path / "run")[1:]]
+    assert rates == [earlier["lr"]] * earlier["steps"] + [0.001] * (12 - earlier["steps"])
+
+
+def test_a_run_that_is_trained_further_searches_its_learning_rate_anew(tmp_path: Path) -> None:
+    trained(steps=2, run_dir=tmp_path / "run", lr=1e-6)
+    search = Search(first=(0.25, 0.5), tries=1)
+    _, result = trained(steps=3, run_dir=tmp_path / "run", resume=True, lr=search)
+    assert result.history[-1]["lr"] in search.first
+    _, same = trained(steps=4, run_dir=tmp_path / "run", resume=True, lr=search)
+    assert same.history[-1]["lr"] == result.history[-1]["lr"]
+
+
+def test_a_damaged_list_of_earlier_options_is_an_error_that_loses_nothing(tmp_path: Path) -> None:
+    trained(steps=2, run_dir=tmp_path / "run")
+    file = tmp_path / "run" / "config.toml"
+    file.write_text("earlier = 3\n" + file.read_text())
+    with pytest.raises(DataError, match="invalid earlier"):
+        trained(steps=3, run_dir=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_run_from_before_an_option_existed_can_be_resumed(tmp_path: Path) -> None:

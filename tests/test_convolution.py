@@ -54,8 +54,9 @@ def test_the_gradient_of_wide_filters_is_that_of_torch(
     threads: int,
 ) -> None:
     generator, geometry = torch.Generator().manual_seed(0), Geometry(stride, padding, dilation)
-    x = channels_last(images, 32 * blocks, *pixels, generator=generator)
-    weight = torch.randn(filters, 32 * blocks, *size, generator=generator)
+    channels = blocks * (16 if native.register_width() <= 8 else 32)
+    x = channels_last(images, channels, *pixels, generator=generator)
+    weight = torch.randn(filters, channels, *size, generator=generator)
     patches = patches_of(x.shape, size, geometry)
     of_responses = channels_last(images, filters, *patches.output, generator=generator)
     before = torch.get_num_threads()

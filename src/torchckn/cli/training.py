@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -214,11 +214,16 @@ def _new(network: str | None, preset: str | None, config: Path | None, given: di
         raise ConfigError(
             f"--preset is for kernel networks trained by ulr, got {settings.kind} trained by {settings.method}; remove --preset"
         )
+    _check_owners(values, settings)
+    return settings.replace(network=_resolved(settings.network))
+
+
+def _check_owners(values: Iterable[str], settings: Settings) -> None:
+    """An error for an option of another kind of network or another method."""
     for name in values:
         owner = metadata_of(Settings.all_options()[name]).get("only_for")
         if owner is not None and owner not in (settings.kind, settings.method):
             raise ConfigError(f"{name} is for {owner} only, got {settings.kind} trained by {settings.method}; remove it")
-    return settings.replace(network=_resolved(settings.network))
 
 
 def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
@@ -257,6 +262,7 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
     settings = run_settings(folder, content)
     if network is not None and _resolved(network) != settings.network:
         raise ConfigError(f"the run in {folder} is of {settings.network}, got {network}; name the same network, or none")
+    _check_owners(given, settings)
     return settings.replace(training=settings.training.replace(**given))
 
 

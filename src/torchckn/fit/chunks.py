@@ -54,7 +54,7 @@ def batch_gradient(
     With several processes, each has its share of the images, and value and gradient are those of the sum of their objectives.
     """
     unit = _unit_of_layers(net, batch_size or len(images), chunk, precision)
-    pieces = _pieces(net, images, chunk, unit)
+    pieces = _pieces(net, images, chunk, unit if graph_memory else None)
     with shared_projections(net) as roots:
         leaves = [*(parameter for parameter in parameters_of(net) if parameter.requires_grad), *roots]
         sums = GradientSums(leaves, unit)
@@ -139,8 +139,8 @@ def _unit_of_layers(net: Classifier, batch_size: float, chunk: Chunk, precision:
     return unit if not isinstance(chunk, int) or chunk % unit == 0 else None
 
 
-#: images in a chunk whose size does not change the result, and numbers of an image up to which there are so many: with CHUNK
-#: images in each, a step on 256 takes 4 to 8 % longer
+#: LARGE_CHUNK images in a chunk, for images of at most SMALL numbers, where that does not change the result: with CHUNK images in
+#: each, a step on 256 takes 4 to 8 % longer
 LARGE_CHUNK, SMALL = 2 * CHUNK, 4096
 #: the smallest and the largest unit; the former is that of native/common.h. They take 1 to 9 % of a step, more if smaller.
 UNITS = 4, 32
@@ -186,7 +186,7 @@ def _features(net: Classifier, images: Tensor, precision: Precision) -> Tensor:
 
 
 def _pieces(net: Classifier, images: Tensor, chunk: Chunk, unit: int | None) -> list[Tensor]:
-    """A batch in chunks, and ``unit`` as :func:`_unit_of_layers` has it."""
+    """A batch in chunks; they may be large if layers add up images in units (``unit``, see :func:`_unit_of_layers`)."""
     coupled = [m for m in modules_of(net) if m.training and isinstance(m, _COUPLED)]
     if chunk == "auto":
         chunk = "all" if coupled else LARGE_CHUNK if unit and images[0].numel() <= SMALL else CHUNK

@@ -23,7 +23,7 @@ from .classifier import HeadFit
 from .config import TrainConfig
 from .methods import Method, net_state
 from .result import Record, TrainResult
-from .schedules import Schedule, schedule
+from .schedules import Schedule, describe, schedule
 
 
 class Store(Protocol):
@@ -105,6 +105,7 @@ class TrainingState:
         facts = {
             "step": self.step,
             "lr": self.lr,
+            "schedule": describe(self.config.lr),
             "scale": self.scale,
             "steps": self.steps,
             "seconds": self.seconds,
@@ -148,6 +149,8 @@ class TrainingState:
         self.lr, self.epoch_accuracy = (
             None if facts[name] is None else _number(facts[name]) for name in ("lr", "epoch_accuracy")
         )
+        if facts.get("schedule", describe(self.config.lr)) != describe(self.config.lr):
+            self.lr, self.scale = None, 1.0  # trained further with another learning rate
         if not isinstance(self.step, int) or not 0 <= self.step <= self.steps:
             raise ValueError(f"step {self.step} of {self.steps}")
         self.stop_reason = facts["stop_reason"] if facts["steps"] == self.steps else None  # it is trained further now

@@ -1,7 +1,8 @@
 r"""Convolutions W E of the compiled layer, and their gradients: by torch, or by our own code where that is faster.
 
 Libraries for convolutions are made for many channels. For images of one channel, and for few channels and filters, the loops in
-``native/conv.h`` are up to eight times faster; the numbers are the same up to rounding.
+``native/conv.h`` are up to eight times faster; for the gradients of wide filters, those in ``native/conv.cpp`` are, too, by less.
+The numbers are the same up to rounding.
 
 Read first: :mod:`torchckn.nn.native`. Read next: :mod:`torchckn.nn.fused`.
 """
@@ -23,8 +24,8 @@ FEW = 64
 #: channels, and filters, up to which it is with registers of 8 or 16 numbers (AVX2, AVX-512), if the rows of outputs are not too
 #: short: as fast as libraries, and what follows the convolution is in the same pass
 FEW_WIDE, SHORT = 32, 4
-#: channels, a multiple of which our own code needs for the gradients of wide filters, and positions of a map from which on it is
-#: faster with AVX2; with AVX-512 it was not measured
+#: For the gradients of wide filters: the number of channels must be a multiple of BLOCK, and from LONG positions of a map on, our
+#: own code is faster with AVX2. With AVX-512 it was not measured.
 BLOCK, LONG = 16, 4
 #: numbers of a patch up to which responses are not kept for the backward pass
 CHEAP = 32
@@ -108,7 +109,8 @@ def direct_gradient_of_images(of_responses: Tensor, x: Tensor, weight: Tensor, p
 def filters_are_direct(weight: Tensor, patches: Patches) -> bool:
     """Whether our own code is faster for the gradient of wide filters, and can have it."""
     rows, columns = patches.output
-    return native.register_width() == 8 and weight.shape[1] % BLOCK == 0 and rows * columns >= LONG
+    can = native.register_width() == 8 and weight.shape[1] % BLOCK == 0
+    return can and rows * columns >= LONG and patches.size != (1, 1)
 
 
 def direct_gradient_of_filters(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches) -> Tensor:

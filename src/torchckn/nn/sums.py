@@ -179,10 +179,11 @@ class _Linear(torch.autograd.Function):
 
 def sum_in_double(parts: Iterable[Tensor]) -> Tensor:
     """The sum of at least one part, in double precision."""
-    first, *others = parts
+    parts = iter(parts)
+    first = next(parts)
     total = first.to(wide_dtype(first.device))
-    for other in others:
-        total += other
+    for part in parts:  # one after the other, so that no two of them are in memory
+        total += part
     return total
 
 

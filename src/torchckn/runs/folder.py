@@ -23,9 +23,9 @@ from .checkpoints import CHECKPOINTS, checkpoint_file, read_checkpoint, write_ch
 from .environment import environment
 from .reading import model_file, read_config, read_metrics, read_result, to_json, to_plain
 
-#: options that a run that is trained further, with more steps, may have other values of
+#: options that may change when a run is trained further, with more steps
 FURTHER = ("lr", "head_update", "augment")
-#: options that a resumed run may have other values of: it is trained further, or in less memory (then with other rounding errors)
+#: options that may change when a run is resumed: it is trained further, or in less memory (then with other rounding errors)
 MAY_DIFFER = ("steps", "chunk", *FURTHER)
 #: the files that a run writes, by folder
 _WRITTEN = {
@@ -51,7 +51,8 @@ class Run:
 
     Args:
         config: what ``config.toml`` says: digests, descriptions, and the training configuration as a table ``training``.
-        resume: continue the run that is there, if it has the same configuration; with more steps, it is trained further.
+        resume: continue the run that is there, if it has the same configuration; with more steps, it is trained further, also
+            with other values of :data:`FURTHER`.
         free: options of training that may differ in a resumed run.
     """
 
@@ -90,17 +91,17 @@ class Run:
         usual = TrainConfig().to_plain()  # of options that there were not yet when the run began
         old = {name: usual[name] for name in new.keys() & usual.keys() - old.keys()} | old
         differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in free)
-        is_further = new["steps"] > old.get("steps", 0)
+        is_further = new.get("steps", 0) > old.get("steps", 0)
         allowed = {*MAY_DIFFER} if is_further else {*MAY_DIFFER} - {*FURTHER, "steps"}
         if differing and {*differing} <= allowed:
             changed = {name: new[name] for name in differing if name in new}
             kept = {name: value for name, value in before["training"].items() if name not in differing}
             if is_further:
+                checkpoint = self.load_checkpoint()
+                reached = {"steps": checkpoint[1].get("step", 0) if checkpoint else 0}
+                kept_before = {name: old[name] for name in FURTHER if name in old}
+                before["earlier"] = [*before.get("earlier", []), reached | kept_before]
                 (self.folder / "result.json").unlink(missing_ok=True)  # no longer finished
-                before["earlier"] = [
-                    *before.get("earlier", []),
-                    {name: old[name] for name in ("steps", *FURTHER) if name in old},
-                ]
             self._write_config(before | {"training": kept | changed})
         elif differing:
             key = differing[0]

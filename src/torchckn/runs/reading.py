@@ -44,7 +44,7 @@ def read_config(folder: PathLike) -> dict[str, Any]:
     required = (
         {"training": dict, "classes": list, "image_shape": list, "preprocessing": dict} if "settings" in config else {}
     )
-    for name, kind in (required | {"training": dict, "settings": dict, "network": str}).items():
+    for name, kind in (required | {"training": dict, "settings": dict, "network": str, "earlier": list}).items():
         if name in required and name not in config:
             raise DataError(f"{file} is not a run's configuration: it does not have {name}")
         _require_kind(file, config, name, kind)

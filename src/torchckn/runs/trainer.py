@@ -82,7 +82,8 @@ def train(
         config: how to train; every option is described there.
         generator: decides everything that is random, in place of ``seed``.
         run_dir: folder to keep configuration, metrics, checkpoints and the trained network in.
-        resume: continue the run in ``run_dir``, if there is one; with more ``steps``, a finished run is trained further.
+        resume: continue the run in ``run_dir``, if there is one; with more ``steps``, it is trained further, and may have another
+            ``lr``, ``head_update`` or ``augment``.
         callbacks: see :class:`torchckn.Callback`. With several processes, each of them has its own.
         progress: whether to show progress bars; by default on a terminal.
         description: what else the run's ``config.toml`` says.

@@ -2,9 +2,9 @@
 
 In plain torch, the map between a layer's convolution and its projection is a sequence of passes over memory, and on a CPU these
 passes cost more than the convolutions of a small network. ``layer.cpp`` makes one of them, and ``direct.cpp`` puts convolutions
-with few channels into it as well. They are compiled when they are first needed, which takes a few seconds, with the machine's own
-C++ compiler and for its own processor; the result is kept in the user's cache folder. Without a compiler, everything runs in
-plain torch, with the same numbers up to rounding.
+with few channels into it as well; ``conv.cpp`` has gradients of convolutions. They are compiled when they are first needed, which
+takes a few seconds, with the machine's own C++ compiler and for its own processor; the result is kept in the user's cache folder.
+Without a compiler, everything runs in plain torch, with the same numbers up to rounding.
 
 One setting decides, the environment variable ``TORCHCKN_NATIVE``: ``auto`` (the default), ``off``, or ``require``, which makes
 it an error if the code cannot be compiled. :func:`status` says what is used. (Not ``torch.compile``: it compiles again for new

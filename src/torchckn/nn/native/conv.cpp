@@ -47,7 +47,7 @@ extern "C" int convolution_of_x(const long *shape, const float *of_responses, co
 }
 
 /* The gradient of filters, (filters, kernel_h, kernel_w, channels). That of a few filters, one tap and TWO channels is kept in
-registers while the positions of a unit of images go by. What these sums read lies in a row: images are in blocks of TWO channels,
+registers while the positions of a unit of images are read. What these sums read lies in a row: images are in blocks of TWO channels,
 (blocks, images, frame, TWO), and the gradients of responses in pieces of a few filters, (pieces, images, positions, filters of the
 piece). */
 struct FilterGradient {
@@ -56,7 +56,7 @@ struct FilterGradient {
 
   const Patches &p;
   const Frame frame;
-  const long filters, room, area, positions, pieces; /* there is room for so many images */
+  const long filters, room, area, positions, pieces; /* `room`: images that the buffers hold */
   float *images, *gradients;
 
   FilterGradient(const Patches &p, long filters)
