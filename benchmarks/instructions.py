@@ -1,6 +1,6 @@
 """Instructions of a training step on one thread, counted by callgrind: unlike times, they repeat whatever else the machine does.
 
-python -m benchmarks.instructions    (needs valgrind and a C compiler; takes some ten minutes with 8 filters, hours with 32 and more)
+python -m benchmarks.instructions    (needs valgrind and a C compiler; ten minutes with 8 filters, hours with 32 and more)
 """
 
 from __future__ import annotations
