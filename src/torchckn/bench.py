@@ -9,13 +9,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import get_args
 
 import torch
 from torch import Tensor
 
-from . import zoo
-from .choices import KernelNetworkName
+from . import presets, zoo
 from .convnet import ScaledConvNet
 from .errors import ConfigError
 from .fit.chunks import batch_features, batch_gradient
@@ -29,7 +27,7 @@ ROUNDS = 5
 
 def measure(name: str, filters: int, batch_size: int) -> dict[str, tuple[float, float]]:
     """Median seconds of the CKN and of the ConvNet for each operation; timed alternately, so that noise affects both."""
-    if name in get_args(KernelNetworkName):
+    if name in presets.names():
         raise ConfigError(f"{name} is a kernel network without a ConvNet to compare it with; expected a network of the zoo")
     net = zoo.build(name, filters)
     shape = net.input_shape

@@ -94,13 +94,10 @@ class Run:
         is_further = new.get("steps", 0) > old.get("steps", 0)
         allowed = {*MAY_DIFFER} if is_further else {*MAY_DIFFER} - {*FURTHER, "steps"}
         if differing and {*differing} <= allowed:
-            changed = {name: new[name] for name in differing if name in new}
             kept = {name: value for name, value in before["training"].items() if name not in differing}
+            changed = {name: new[name] for name in differing if name in new}
             if is_further:
-                checkpoint = self.load_checkpoint()
-                reached = {"steps": checkpoint[1].get("step", 0) if checkpoint else 0}
-                kept_before = {name: old[name] for name in FURTHER if name in old}
-                before["earlier"] = [*before.get("earlier", []), reached | kept_before]
+                before["earlier"] = [*before.get("earlier", []), self._reached(old)]
                 (self.folder / "result.json").unlink(missing_ok=True)  # no longer finished
             self._write_config(before | {"training": kept | changed})
         elif differing:
@@ -110,6 +107,12 @@ class Run:
                 f"{old.get(key)!r}, got {new.get(key)!r}); nothing was changed. Resume it with the same configuration (chunk may "
                 f"differ, steps may grow, and with more steps {', '.join(FURTHER)} may differ), or choose another folder"
             )
+
+    def _reached(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The steps that were taken with these options, and what of them may change now."""
+        checkpoint = self.load_checkpoint()
+        steps = checkpoint[1].get("step", 0) if checkpoint else 0
+        return {"steps": steps} | {name: options[name] for name in FURTHER if name in options}
 
     def _write_config(self, config: dict[str, Any]) -> None:
         try:
