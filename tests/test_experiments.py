@@ -10,6 +10,7 @@ import pytest
 
 from torchckn import ConfigError
 from torchckn.choices import ScaleName
+from torchckn.experiments.results import read_results
 from torchckn.experiments.spec import SCALES, Cell, experiment, experiments
 
 from .experiments import SPEC, cell
@@ -43,7 +44,7 @@ def test_the_small_scale_is_the_large_one_with_fewer_filters_steps_and_seeds() -
     for one in experiments().values():
         small, large = one.cells("cpu"), one.cells("paper" if "paper" in one.scale else "long")
         assert max(c.variables.get("filters", 0) for c in small) <= max(c.variables.get("filters", 0) for c in large)
-        assert one.measure != "train" or max(map(length, small)) < max(map(length, large))
+        assert one.measure != "train" or max(map(length, small)) <= max(map(length, large))
         assert max(c.seed for c in small) <= max(c.seed for c in large)
 
 
@@ -61,10 +62,11 @@ def test_the_paper_s_protocol_is_in_its_preset() -> None:
     assert {(c.settings.training.penalty_search, c.settings.training.restarts) for c in cells} == {("exhaustive", 10)}
 
 
-def test_a_protocol_is_tested_with_seeds_that_it_was_not_chosen_with() -> None:
-    chosen, tested = ({c.seed for c in experiment("connections").cells(scale)} for scale in ("cpu", "long"))
-    assert chosen.isdisjoint(tested)
-    assert {c.variables["centering"] for c in experiment("connections").cells("long")} == {"image", "feature"}
+def test_connection_schemes_are_tested_with_seeds_that_the_protocol_was_not_chosen_with() -> None:
+    cells = experiment("connections").cells("cpu")
+    assert {each.seed for each in cells} == {3, 4, 5, 6, 7}, "it was chosen with 0, 1 and 2"
+    assert {each.variables["centering"] for each in cells} == {"image", "feature"}
+    assert {each.seed for each in experiment("connections").cells("paper")} == {3, 4, 5, 6, 7}
 
 
 def test_the_released_runs_have_fixed_learning_rates_and_convnets_trained_by_reversal() -> None:
@@ -145,15 +147,20 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
         experiment("ulr-sdg")
 
 
-@pytest.mark.parametrize(("scale", "seconds"), [("cpu", 240), ("long", 1800)])
-def test_the_networks_of_equal_time_have_the_same_total_time_and_are_tuned_over_all_of_it(
+@pytest.mark.parametrize(("scale", "seconds"), [("cpu", 240), ("cpu", 1800), ("long", 1800)])
+def test_the_networks_of_equal_time_have_the_same_total_time_and_are_tuned_over_all_of_it_or_over_four_minutes(
     scale: ScaleName, seconds: int
 ) -> None:
-    cells = experiment("equal-time").cells(scale)
+    cells = [each for each in experiment("equal-time").cells(scale) if each.extras["total_seconds"] == seconds]
     for each in cells:
         each.check()
-        assert each.extras["total_seconds"] == seconds
         assert len(each.extras["lrs"]) == 3
         assert "trial_steps" not in each.extras
+        if (scale, seconds) == ("cpu", 1800):
+            short = {**each.variables, "total_seconds": 240}
+            runs = read_results(ROOT / "experiments", "cpu").of("equal-time", **short)
+            assert {run["lr"] for run in runs} == {each.settings.training.lr}, "the best in four minutes"
+        else:
+            assert each.settings.training.lr is None
     assert {each.settings.kind for each in cells} == {"ckn", "convnet"}
     assert {each.settings.training.optimizer for each in cells} == {"sgd", "adamw"}

@@ -182,10 +182,15 @@ def test_further_claims_are_judged() -> None:
     for incomplete, complete, verdict in ((0.9854, 0.985, "holds"), (0.98, 0.97, "does not hold")):
         pair = {"incomplete": incomplete, "complete": complete}
         connected = [
-            run for k, v in pair.items() for run in seeds("connections", [v, v], network="lenet1", options__connections=k)
+            run
+            for scheme, accuracy in pair.items()
+            for run in seeds(
+                *("connections", [accuracy, accuracy]), network="lenet1", centering="image", options__connections=scheme
+            )
         ]
-        judged_verdicts = [j.verdict for c, j in verdicts(*connected).items() if c.startswith("LeNet-1 ConvNet")]
-        assert judged_verdicts == [verdict, verdict]
+        found = {c: j for c, j in verdicts(*connected).items() if c.startswith("LeNet-1 ConvNet")}
+        assert [judged.verdict for judged in found.values()] == [verdict, verdict]
+        assert [len(judged.cases) for judged in found.values()] == [2, 1], "a case for each centering that was run"
 
 
 def test_released_runs_are_compared_with_a_refitted_classifier() -> None:
@@ -298,20 +303,37 @@ def test_learners_with_few_labels_are_compared_draw_by_draw() -> None:
     assert judged.cases[0].text.startswith("100 labels: +9.9 % (")
 
 
-def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_took() -> None:
-    def of(kind: str, method: str, optimizer: str, accuracy: float, seconds: float) -> Result:
-        run = result("equal-time", 0, [{"seconds": seconds}], kind=kind, method=method, optimizer=optimizer, filters=8)
-        return replace(run, measured={"test_accuracy": accuracy, "start_seconds": 60.0})
+def equal_time_run(kind: str, method: str, optimizer: str, accuracy: float, seconds: float, total_seconds: int) -> Result:
+    how = {"kind": kind, "method": method, "optimizer": optimizer, "total_seconds": total_seconds, "augment": "none"}
+    centering = "raw" if optimizer == "adamw" else "feature"
+    run = result("equal-time", 0, [{"seconds": seconds}], filters=8, centering=centering, **how)
+    return replace(run, measured={"test_accuracy": accuracy, "start_seconds": 60.0})
 
-    runs = [
-        of("ckn", "ulr", "sgd", 0.6, 180),
-        of("convnet", "sgd", "sgd", 0.5, 183),
-        of("convnet", "sgd", "adamw", 0.55, 177),
-    ]
-    assert equal_time_table(runs).splitlines() == [
+
+EQUAL_TIME = [
+    ("ckn", "ulr", "sgd", 0.6, 180, 240),
+    ("convnet", "sgd", "sgd", 0.5, 183, 240),
+    ("convnet", "sgd", "adamw", 0.55, 177, 240),
+    ("ckn", "ulr", "sgd", 0.6, 1800, 1800),
+    ("convnet", "sgd", "sgd", 0.65, 1770, 1800),
+]
+
+
+def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_took() -> None:
+    assert equal_time_table([equal_time_run(*run) for run in EQUAL_TIME]).splitlines() == [
         "| filters | CKN, ULR | ConvNet, SGD | ConvNet, AdamW | total time (minutes) | seeds |",
         "| --- | --- | --- | --- | --- | --- |",
         "| 8 | **60.0** | 50.0 | 55.0 | 4.0 to 4.0 | 1 |",
+        "| 8 | 60.0 | **65.0** | - | 30.5 to 31.0 | 1 |",
+    ]
+
+
+def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
+    found = verdicts(*(equal_time_run(*run) for run in EQUAL_TIME))
+    by_optimizer = [judged.measured for claim, judged in found.items() if "in equal total time" in claim]
+    assert by_optimizer == [
+        "8 filters, 4 minutes: +10.0 % (n = 1); 8 filters, 30 minutes: -5.0 % (n = 1)",
+        "8 filters, 4 minutes: +5.0 % (n = 1)",
     ]
 
 
@@ -324,6 +346,8 @@ def test_the_whole_small_scale_is_in_the_repository_as_its_experiments_are_now()
 
 def test_values_have_labels_for_figures_and_tables() -> None:
     assert figures.value_label("filters", 8) == "8 filters"
+    assert figures.value_label("steps", 1000) == "1,000 steps"
+    assert figures.value_label("total_seconds", 240) == "4 minutes"
     assert figures.value_label("options.bias", True) == "with biases"
     assert figures.value_label("bandwidths", False) == "without trained bandwidths"
     assert figures.value_label("loss", "square") == "square loss"

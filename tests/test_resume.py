@@ -72,10 +72,11 @@ def test_other_images_are_another_configuration(tmp_path: Path) -> None:
     [
         {"method": "ulr", "momentum": 0.9},
         {"method": "ulr", "lr": Search(first=(2**-6, 2**-4), every=4, tries=2)},
+        {"method": "ulr", "lr": Search(first=(2**-6, 2**-4), every=4, tries=2, one_batch=True, refit=True, keep=True)},
         {"method": "sgo", "rollback": True, "steps": 16, "bandwidths": True},
         {"method": "sgo-ball"},
     ],
-    ids=["ulr with momentum", "ulr with search", "sgo with roll-back", "sgo-ball"],
+    ids=["ulr with momentum", "ulr with search", "ulr with a search that keeps steps", "sgo with roll-back", "sgo-ball"],
 )
 def test_a_resumed_run_gives_exactly_what_the_uninterrupted_one_gives(tmp_path: Path, options: dict[str, Any]) -> None:
     expected, whole = trained(**options)

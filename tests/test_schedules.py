@@ -58,6 +58,10 @@ def test_what_users_write() -> None:
     assert schedule(0.1) == Constant(0.1)
     assert schedule([0.1, 0.01]) == Stages((0.1, 0.01))
     assert schedule("search") == Search()
+    released = schedule("search:2019")
+    assert isinstance(released, Search)
+    assert (released.first[0], released.first[-1], released.tries) == (2**-9, 2**-1, 5)
+    assert (released.one_batch, released.refit, released.keep) == (True, True, True)
     assert schedule("cosine:0.25") == Cosine(0.25)
     assert schedule(Constant(1.0)) == Constant(1.0)
     first = schedule("search", convnet=True)
@@ -65,7 +69,7 @@ def test_what_users_write() -> None:
     assert first.first[0] == 2**-10
 
 
-@pytest.mark.parametrize("lr", [0, -1.0, math.nan, math.inf, "fast", "falling", "cosine:x", "cosine:-1", [], None, True])
+@pytest.mark.parametrize("lr", [0, -1.0, math.nan, math.inf, "fast", "search:2018", "cosine:x", "cosine:-1", [], None, True])
 def test_nonsense_is_refused_with_what_was_expected(lr: object) -> None:
     with pytest.raises(ConfigError, match="learning rate|lr|positive number"):
         schedule(lr)

@@ -16,7 +16,6 @@ import torchckn
 from torchckn import ConfigError, zoo
 from torchckn.fit import HeadFit, chunks, loop, methods
 from torchckn.fit.methods import METHODS, MethodOptions
-from torchckn.fit.schedules import Search
 from torchckn.fit.sphere import tangent
 from torchckn.graph import Conv, Dense, Graph, Whiten
 from torchckn.nn import whitening
@@ -224,17 +223,6 @@ def test_a_classifier_of_other_filters_or_another_loss_is_refitted() -> None:
     assert trained(ckn, steps=1)[1].start is not None
     assert trained(ckn, steps=1)[1].start is None
     assert trained(ckn, steps=1, loss="square")[1].start is not None
-
-
-def test_the_papers_search_of_the_step_size_leaves_no_trace_but_the_step_size() -> None:
-    rule = Search(first=(2**-9, 2**-5, 2**4), every=6, tries=2)
-    _, result = trained(lr=rule, steps=12, final_head=False)
-    lrs = [record["lr"] for record in result.history[1:]]
-    assert lrs[0] in rule.first
-    assert lrs[:6] == [lrs[0]] * 6
-    assert lrs[6] / lrs[0] in rule.factors
-    fixed = trained(lr=lrs[0], steps=1, final_head=False)[1]
-    assert fixed.history[1]["loss"] != 0
 
 
 def test_a_dataset_and_a_dataloader_are_training_data_too() -> None:

@@ -9,7 +9,7 @@
 :mod:`.figures`           the paper's figures, from the results alone
 :mod:`.judging`           intervals over seeds, and the rule by which a claim holds
 :mod:`.comparisons`       accuracies, and their differences seed by seed
-:mod:`.claims`            what the paper says, what was measured, whether it holds
+:mod:`.claims`            what is claimed, in the paper and beyond it, and whether it holds
 :mod:`.page`              one page of all this
 :mod:`.when`              the page "When to use a kernel network"
 :mod:`.few_labels`        accuracy with n labels, and the learners that are compared

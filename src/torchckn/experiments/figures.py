@@ -83,6 +83,10 @@ def value_label(name: str, value: Any) -> str:
     """The label of a variable's value, for figures and tables."""
     if name == "filters":
         return f"{value} filters"
+    if name == "steps":
+        return f"{value:,} steps"
+    if name == "total_seconds":
+        return f"{value / 60:g} minutes"
     if isinstance(value, bool):
         return f"{'with' if value else 'without'} {FLAG_NAMES.get(name, name)}"
     if name == "loss":

@@ -26,6 +26,11 @@ VERDICT_RULES = (
     "there is only one seed, and thus no interval. *More accurate* without a number means a difference above zero."
 )
 
+#: source of a claim that is not the paper's
+EXTENSION = "not in the paper"
+#: the range of a claim that something is larger
+ABOVE_ZERO = (math.ulp(0.0), math.inf)
+
 
 @dataclass(frozen=True)
 class Estimate:

@@ -91,7 +91,9 @@ def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
         return _gradient_table(results)
     if experiment.measure == "few-labels":
         return "\n\n".join(few_labels_tables(in_grid_order(experiment, results)))
-    names = [*experiment.figure.panels, *experiment.figure.lines]
+    names = [
+        name for name in (*experiment.figure.panels, *experiment.figure.lines) if name != "steps"
+    ]  # has a column anyway
     names += [name for name in experiment.grid if name not in names and len({str(r[name]) for r in results}) > 1]
     groups = grouped(in_grid_order(experiment, results), names)
     rows = []

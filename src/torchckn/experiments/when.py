@@ -56,12 +56,12 @@ _TRAINED_BY = ("kind", "method", "optimizer")
 
 
 def equal_time_table(results: Sequence[Result]) -> str:
-    """All-CNN-C and its ConvNets in equal total time, by the number of filters, the best of each in bold."""
+    """All-CNN-C and its ConvNets in equal total time, by the number of filters and the time, the best of each in bold."""
     if not results:
         return "Not run yet."
     columns = list(grouped(results, _TRAINED_BY))
     rows = []
-    for (filters,), runs in sorted(grouped(results, ["filters"]).items()):
+    for (filters, _), runs in sorted(grouped(results, ["filters", "total_seconds"]).items()):
         accuracies = {
             line: [100 * run["test_accuracy"] for run in some] for line, some in grouped(runs, _TRAINED_BY).items()
         }

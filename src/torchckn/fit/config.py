@@ -194,7 +194,7 @@ class TrainConfig(MethodOptions):
     )
     lr: Any = option(
         None,
-        "Learning rate: a number, search, cosine:0.01 (decays to zero), root:1, or stages 0.1,0.01.",
+        "Learning rate: a number, search, search:2019, cosine:0.01 (decays to zero), root:1, or stages 0.1,0.01.",
         heading=TRAINING,
     )
     augment: tuple[Augmentation, ...] | None = option(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import from_first, is_first, largest
-from ..errors import DataError, NumericalError, is_out_of_memory
+from ..errors import NumericalError, is_out_of_memory
 from ..network import CKN, Classifier
 from .classifier import LAMBDAS, HeadFit
 from .features import evaluate
@@ -25,6 +25,7 @@ from .result import Record, TrainResult
 from .schedules import Search
 from .signals import on_signals, stop_signals
 from .state import TrainingState
+from .trials import Trials
 
 #: a drop of the training accuracy from one epoch to the next that is undone, and what the learning rate is multiplied by then
 DROP, BACK_OFF = 0.02, 1 / 4
@@ -168,7 +169,8 @@ class TrainingLoop(TrainingState):
                 before = here
                 self.seconds += self.clock() - clock
                 record["seconds"] = round(self.seconds, 3)
-                if self.step % (self.config.evaluate_every or max(1, self.steps // 10)) == 0 or self.step == self.steps:
+                every = self.config.evaluate_every or max(1, self.steps // 10)
+                if self.step // every > here[1]["step"] // every or self.step == self.steps:
                     record |= self._validation()
                 self.history.append(record)
                 self._asked_to_stop = largest(int(self._interrupted())) > 0
@@ -210,36 +212,19 @@ class TrainingLoop(TrainingState):
     def _one_step(self) -> Record:
         if self.config.rollback and self.step and self.batches.at_end_of_epoch:
             self._check_epoch()
-        trials: list[tuple[Tensor, Tensor]] = []
-
-        def trial(lr: float) -> float:
-            if not trials:
-                trials.extend(self.batches.extra() for _ in range(self.schedule.tries + 1))
-            return self._try_rate(lr, trials)
-
-        self.lr = self.schedule.choose(self.step, self.steps, self.lr, trial)
+        assert self.method is not None
+        trials = Trials(self.method, self.batches, self.schedule, self.steps - self.step)
+        self.lr = self.schedule.choose(self.step, self.steps, self.lr, trials)
         lr = self.lr * self.scale
-        assert self.method is not None
-        loss, accuracy = self.method.step(*self.batches.next(), lr)
-        if self.step + 1 == self.steps:
+        if trials.best is not None:
+            self.method.restore(trials.best.state)
+            (loss, accuracy), taken = trials.best.last, trials.best.steps
+        else:
+            (loss, accuracy), taken = self.method.step(*self.batches.next(), lr), 1
+        self.step += taken
+        if self.step == self.steps:
             self.method.checks.read()  # there is no next step to check this one
-        self.step += 1
         return {"step": self.step, "loss": loss, "accuracy": accuracy, "lr": lr}
-
-    def _try_rate(self, lr: float, batches: list[tuple[Tensor, Tensor]]) -> float:
-        """The loss on the last batch after steps with a learning rate on the others; leaves no trace."""
-        assert self.method is not None
-        self.method.checks.read()  # an error of the last step is none of this learning rate
-        state = self.method.state()
-        try:
-            for images, labels in batches[:-1]:
-                self.method.step(images, labels, lr)
-            self.method.checks.read()  # an error of the last trial is none of training
-            return self.method.loss(*batches[-1])
-        except (NumericalError, DataError):
-            return float("inf")
-        finally:
-            self.method.restore(state)
 
     def _check_epoch(self) -> None:
         """Go back to the epoch before if training accuracy dropped by more than the paper allows."""

@@ -29,6 +29,7 @@ from ..nn.devices import wide_dtype
 from ..nn.walk import modules_of
 from ..nn.whitening import Whitening, every_whitening
 from .chunks import batch_features, batch_gradient
+from .classifier import fit_classifier
 from .config import MethodOptions as MethodOptions
 from .features import check_labels
 from .sphere import SphereSGD, project_to_ball
@@ -152,6 +153,21 @@ class Method:
         with summing(self.net):
             part = float(self._objective(features, labels)[0])
         return total_of_numbers(len(labels) * part)[0] / count
+
+    @torch.no_grad()
+    def refit_head(self, images: Tensor, labels: Tensor) -> None:
+        """Fit the classifier, with the same L2 penalty, to the features of a batch."""
+        net, o = self.net, self.options
+        if net.head.bias is None:
+            raise ConfigError("lr='search:2019' expected a classifier with a bias, got one without; use lr='search'")
+        net.train()
+        features = batch_features(net, images, o.chunk, o.precision, total_of_numbers(len(labels))[0])
+        with summing(net):
+            scaled = net.scaling(features)
+        labels = check_labels(labels, net.head.out_features).to(features.device)
+        weight, bias, _ = fit_classifier(scaled, labels, net.head.out_features, loss=o.loss, lam=self.lam, aim=self.aim)
+        net.head.weight.copy_(weight.T)
+        net.head.bias.copy_(bias)
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'.

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ConfigError, unknown_name
 
-#: trains a few steps with a learning rate, returns the loss on a separate batch, and undoes it all
+#: trains a few steps with a learning rate, and returns the loss on a separate batch: see :mod:`torchckn.fit.trials`
 Trial = Callable[[float], float]
 
 
@@ -25,6 +25,12 @@ class Schedule:
 
     #: training steps in a trial
     tries: int = 5
+    #: whether all steps of a trial are on one batch
+    one_batch: bool = False
+    #: whether a trial is judged with a classifier fitted to the separate batch, or with the one that its steps leave behind
+    refit: bool = False
+    #: whether the steps of the best trial are kept, and count as steps of training; else all of them are undone
+    keep: bool = False
 
     def choose(self, step: int, steps: int, current: float | None, trial: Trial) -> float:
         """The learning rate of step number ``step`` (from 0) of ``steps``."""
@@ -96,6 +102,9 @@ class Search(Schedule):
     every: int = 100
     tries: int = 5
     """training steps with each candidate"""
+    one_batch: bool = False
+    refit: bool = False
+    keep: bool = False
 
     def choose(self, step: int, steps: int, current: float | None, trial: Trial) -> float:
         if current is None:
@@ -113,11 +122,14 @@ class Search(Schedule):
         return min(finite, key=lambda lr: finite[lr])
 
 
+#: the search of the code that was released with the paper in 2019
+SEARCH_2019 = Search(first=tuple(2.0**i for i in range(-9, 0)), one_batch=True, refit=True, keep=True)
+
 _NAMED: dict[str, Callable[[float], Schedule]] = {"constant": Constant, "cosine": Cosine, "root": RootOfSteps}
 
 
 def schedule(lr: Any, *, convnet: bool = False) -> Schedule:
-    """A schedule from what a user writes: a number, a list of stages, ``"search"``, ``"cosine:0.03"``, a function, a schedule."""
+    """A schedule from what a user writes: a number, a list of stages, ``"cosine:0.03"``, a search, a function, a schedule."""
     if isinstance(lr, Schedule):
         return lr
     if isinstance(lr, (int, float)) and not isinstance(lr, bool):
@@ -128,12 +140,14 @@ def schedule(lr: Any, *, convnet: bool = False) -> Schedule:
         name, _, number = lr.partition(":")
         if name == "search" and not number:
             return Search(first=tuple(2.0**i for i in range(-10, 3))) if convnet else Search()
+        if lr == "search:2019":
+            return SEARCH_2019
         if name in _NAMED:
             try:
                 return _NAMED[name](_positive(float(number)))
             except ValueError:
                 raise ConfigError(f"lr: expected a positive number after {name}:, such as {name}:0.03, got {lr!r}") from None
-        names = ["search", *(f"{name}:NUMBER" for name in _NAMED)]
+        names = ["search", "search:2019", *(f"{name}:NUMBER" for name in _NAMED)]
         raise unknown_name("learning rate", lr, names, "Or pass a number, a list of numbers for stages, or a function.")
     if callable(lr):
         return Function(lr)

@@ -1,6 +1,6 @@
-"""The paper's claims, the measurements, and whether the claims hold. To add a claim, decorate a function with ``@_claim``.
+"""The paper's claims and those of the released runs, with the like that the paper does not have next to them.
 
-Read first: :mod:`torchckn.experiments.comparisons`.
+Read first: :mod:`torchckn.experiments.comparisons`. Read next: :mod:`torchckn.experiments.claims.beyond`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from .comparisons import accuracy_case, against_convnet, at_equal_time, difference_case, differences, filters_of
-from .figures import DATA_NAMES, LEARNER_NAMES
-from .judging import Case, Claims, JudgedClaim, estimate, geometric_estimate
-from .results import Result, Results, accuracies_by_labels
+from ..comparisons import accuracy_case, against_convnet, at_equal_time, difference_case, differences, filters_of
+from ..figures import NETWORK_NAMES as NAMES
+from ..figures import value_label
+from ..judging import ABOVE_ZERO, EXTENSION, Case, Claims, estimate, geometric_estimate
+from ..results import Result, Results
 
-NAMES = {"lenet1": "LeNet-1", "lenet5": "LeNet-5", "allcnn": "All-CNN-C"}
-#: source of a claim that is not the paper's
-EXTENSION = "not in the paper"
-_CLAIMS = Claims()
-_claim = _CLAIMS.add
-_ABOVE_ZERO = (math.ulp(0.0), math.inf)
-
-
-def judge_claims(results: Results) -> list[JudgedClaim]:
-    """All claims, in the paper's order."""
-    return _CLAIMS.judged(results)
+CLAIMS = Claims()
+_claim = CLAIMS.add
 
 
 # Accuracy of the gradient
@@ -70,7 +62,7 @@ def _newton_few(results: Results) -> tuple[list[Case], str]:
     "5.2",
 )
 def _newton_many(results: Results) -> tuple[list[Case], str]:
-    cases = difference_case("", _newton_minus_svd(results, 128), _ABOVE_ZERO)
+    cases = difference_case("", _newton_minus_svd(results, 128), ABOVE_ZERO)
     fewer = _newton_minus_svd(results, 32)
     return cases, "" if cases or not fewer else f"with 32 filters instead {estimate(fewer).text()}"
 
@@ -105,8 +97,8 @@ def _ulr_claim(network: str, filters: int, normalize: bool, claimed: float | Non
                 steps = f"{classifier}, after {pairs[0][0].history[-1]['step']} steps"
                 by_steps = [100 * (a.history[-1][key] - b.history[-1][key]) for a, b in pairs]
                 by_time = [100 * at_equal_time(a, b, key) for a, b in pairs]
-                cases += difference_case(steps, by_steps, _ABOVE_ZERO)
-                cases += difference_case("after equal time", by_time, _ABOVE_ZERO, runs=0)
+                cases += difference_case(steps, by_steps, ABOVE_ZERO)
+                cases += difference_case("after equal time", by_time, ABOVE_ZERO, runs=0)
         return cases, ""
 
 
@@ -191,27 +183,34 @@ _unsupervised_claim("allcnn", 44, 59)
 
 # Connection schemes
 
+_CENTERINGS = {centering: value_label("centering", centering) for centering in ("image", "feature")}
+
 
 def _connections_claim(network: str, incomplete: float, complete: float) -> None:
     claimed = {"incomplete": incomplete, "complete": complete}
     accuracies = f"{incomplete:.2f} % with the incomplete and {complete:.2f} % with the complete connection scheme"
 
-    def runs_of(results: Results, scheme: str) -> list[Result]:
-        return results.of("connections", network=network, **{"options.connections": scheme})
+    def runs_of(results: Results, scheme: str, centering: str) -> list[Result]:
+        return results.of("connections", network=network, centering=centering, **{"options.connections": scheme})
 
     @_claim(f"{NAMES[network]} ConvNet: test accuracy of {accuracies} (within 0.3 %)", "app. B")
     def _values(results: Results) -> tuple[list[Case], str]:
         cases = []
         for scheme, accuracy in claimed.items():
-            cases += accuracy_case(scheme, runs_of(results, scheme), (accuracy - 0.3, accuracy + 0.3))
+            for centering, label in _CENTERINGS.items():
+                runs = runs_of(results, scheme, centering)
+                cases += accuracy_case(f"{scheme}, {label}", runs, (accuracy - 0.3, accuracy + 0.3))
         return cases, ""
 
     @_claim(
         f"{NAMES[network]} ConvNet: the complete scheme is as accurate as the incomplete one (at most 0.1 % less)", "app. B"
     )
     def _order(results: Results) -> tuple[list[Case], str]:
-        first, second = (runs_of(results, scheme) for scheme in ("complete", "incomplete"))
-        return difference_case("", differences(results, first, second, "test_accuracy"), (-0.1, math.inf), 2), ""
+        cases = []
+        for centering, label in _CENTERINGS.items():
+            first, second = (runs_of(results, scheme, centering) for scheme in ("complete", "incomplete"))
+            cases += difference_case(label, differences(results, first, second, "test_accuracy"), (-0.1, math.inf), 2)
+        return cases, ""
 
 
 _connections_claim("lenet1", 98.54, 98.55)
@@ -222,12 +221,9 @@ _connections_claim("lenet5", 98.68, 99.12)
 
 
 def _released_claim(network: str, kind: str, steps: int, accuracy: float) -> None:
-    name = {"ckn": "CKN", "convnet": "ConvNet"}[kind]
+    reached = f"test accuracy of {accuracy:.1f} % after {steps:,} steps"
 
-    @_claim(
-        f"Released run, {NAMES[network]} {name}, refitted classifier: test accuracy of {accuracy:.1f} % after {steps:,} steps",
-        "released curves",
-    )
+    @_claim(f"Released run, {NAMES[network]} {NAMES[kind]}, refitted classifier: {reached}", "released curves")
     def _reached(results: Results) -> tuple[list[Case], str]:
         runs = [r for r in results.of("released", network=network, kind=kind) if r.settings["steps"] == steps]
         return accuracy_case("", [r for r in runs if r.settings["final_head"]], (accuracy - 0.5, accuracy + 0.5)), ""
@@ -241,91 +237,3 @@ for _network, _kind, _accuracies in (
 ):
     for _steps, _accuracy in _accuracies.items():
         _released_claim(_network, _kind, _steps, _accuracy)
-
-
-# Equal total time, centering per feature where there is any
-
-
-def _equal_time_claim(by: str, **convnet: Any) -> None:
-    @_claim(f"All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by {by}", EXTENSION)
-    def _difference(results: Results) -> tuple[list[Case], str]:
-        cases: list[Case] = []
-        for filters in filters_of(results.of("equal-time")):
-            same = {"filters": filters, "augment": "none"}
-            ckn = results.of("equal-time", kind="ckn", centering="feature", **same)
-            other = results.of("equal-time", kind="convnet", **convnet, **same)
-            cases += difference_case(f"{filters} filters", differences(results, ckn, other, "test_accuracy"), _ABOVE_ZERO)
-        return cases, ""
-
-
-_equal_time_claim("SGD from the paper's weights", optimizer="sgd", method="sgd", centering="feature")
-_equal_time_claim("AdamW from He weights", optimizer="adamw")
-
-
-# Few labels: the same labels for both learners, draw by draw
-
-
-def _few_labels_claim(data: str, first: str, second: str) -> None:
-    names = DATA_NAMES[data], *(LEARNER_NAMES[learner] for learner in (first, second))
-
-    @_claim("Few labels, {}: *{}* is more accurate than *{}*".format(*names), EXTENSION)
-    def _difference(results: Results) -> tuple[list[Case], str]:
-        pairs = results.paired(*(results.of("few-labels", data=data, learner=learner) for learner in (first, second)))
-        ours, others = (accuracies_by_labels([pair[i] for pair in pairs]) for i in (0, 1))
-        cases: list[Case] = []
-        for count in sorted(ours.keys() & others.keys()):
-            by_draw = [a - b for a, b in zip(ours[count], others[count], strict=True)]
-            cases += difference_case(f"{count:,} labels", by_draw, _ABOVE_ZERO, runs=0 if cases else None)
-        return cases, ""
-
-
-for _data in ("cifar10", "mnist"):
-    for _first, _second in (
-        ("ckn-augmented", "convnet-augmented"),
-        ("ckn", "convnet"),
-        ("ckn", "hog-svm"),
-        ("ckn", "kmeans"),
-    ):
-        _few_labels_claim(_data, _first, _second)
-_few_labels_claim("mnist", "ckn-ulr", "convnet")
-
-
-# Not in the paper: one setting changed, same seeds
-
-
-def _comparison(text: str, experiment: str, changed: dict[str, Any], baseline: dict[str, Any]) -> None:
-    """The test accuracy of ``changed`` minus that of ``baseline`` is above zero, on every network of the experiment."""
-
-    @_claim(text, EXTENSION)
-    def _difference(results: Results) -> tuple[list[Case], str]:
-        cases = []
-        for network in dict.fromkeys(r["network"] for r in results.of(experiment)):
-            first, second = (results.of(experiment, network=network, **variables) for variables in (changed, baseline))
-            cases += difference_case(NAMES[network], differences(results, first, second, "test_accuracy"), _ABOVE_ZERO)
-        return cases, ""
-
-
-_comparison(
-    "The arc-cosine kernel of order 1, which matches ReLU (All-CNN-C), is more accurate than the RBF kernel (16 filters)",
-    *("kernels", {"kernel": "arccosine:1"}, {"kernel": "rbf:0.6"}),
-)
-_comparison(
-    "Trained bandwidths are more accurate than fixed ones (16 filters)",
-    *("bandwidths", {"bandwidths": True}, {"bandwidths": False}),
-)
-_comparison(
-    "ConvNets trained with ULR are more accurate than with SGD (16 filters, equal number of steps)",
-    *("convnet-ulr", {"method": "ulr"}, {"method": "sgd"}),
-)
-_comparison(
-    "Bug: ULR with a diagonal Hessian is more accurate with the correct sign than with the opposite one (8 filters)",
-    *("slips", {"slip": "none", "hessian": "diag"}, {"slip": "diagonal-sign"}),
-)
-_comparison(
-    "Bug: SGO is more accurate with the L2 penalty that ULR has than without it (8 filters)",
-    *("slips", {"slip": "none", "method": "sgo"}, {"slip": "sgo-without-penalty"}),
-)
-_comparison(
-    "Bug: whitening is more accurate than half whitening, by the inverse fourth root (8 filters)",
-    *("slips", {"slip": "none", "method": "ulr", "hessian": "auto"}, {"slip": "half-whitening"}),
-)

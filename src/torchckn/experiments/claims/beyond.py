@@ -1,0 +1,106 @@
+"""Claims that are not the paper's: equal total time, few labels, one setting changed.
+
+Read first: :mod:`torchckn.experiments.claims.paper`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..comparisons import difference_case, differences
+from ..figures import DATA_NAMES, LEARNER_NAMES, grouped, joined_label
+from ..figures import NETWORK_NAMES as NAMES
+from ..judging import ABOVE_ZERO, EXTENSION, Case, Claims
+from ..results import Results, accuracies_by_labels
+
+CLAIMS = Claims()
+_claim = CLAIMS.add
+
+
+# Equal total time, centering per feature where there is any
+
+
+def _equal_time_claim(by: str, **convnet: Any) -> None:
+    @_claim(f"All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by {by}", EXTENSION)
+    def _difference(results: Results) -> tuple[list[Case], str]:
+        cases: list[Case] = []
+        for filters, seconds in sorted(grouped(results.of("equal-time", augment="none"), ["filters", "total_seconds"])):
+            same = {"filters": filters, "total_seconds": seconds, "augment": "none"}
+            ckn = results.of("equal-time", kind="ckn", centering="feature", **same)
+            other = results.of("equal-time", kind="convnet", **convnet, **same)
+            label = joined_label(["filters", "total_seconds"], [filters, seconds])
+            cases += difference_case(label, differences(results, ckn, other, "test_accuracy"), ABOVE_ZERO)
+        return cases, ""
+
+
+_equal_time_claim("SGD from the paper's weights", optimizer="sgd", method="sgd", centering="feature")
+_equal_time_claim("AdamW from He weights", optimizer="adamw")
+
+
+# Few labels: the same labels for both learners, draw by draw
+
+
+def _few_labels_claim(data: str, first: str, second: str) -> None:
+    names = DATA_NAMES[data], *(LEARNER_NAMES[learner] for learner in (first, second))
+
+    @_claim("Few labels, {}: *{}* is more accurate than *{}*".format(*names), EXTENSION)
+    def _difference(results: Results) -> tuple[list[Case], str]:
+        pairs = results.paired(*(results.of("few-labels", data=data, learner=learner) for learner in (first, second)))
+        ours, others = (accuracies_by_labels([pair[i] for pair in pairs]) for i in (0, 1))
+        cases: list[Case] = []
+        for count in sorted(ours.keys() & others.keys()):
+            by_draw = [a - b for a, b in zip(ours[count], others[count], strict=True)]
+            cases += difference_case(f"{count:,} labels", by_draw, ABOVE_ZERO, runs=0 if cases else None)
+        return cases, ""
+
+
+for _data in ("cifar10", "mnist"):
+    for _first, _second in (
+        ("ckn-augmented", "convnet-augmented"),
+        ("ckn", "convnet"),
+        ("ckn", "hog-svm"),
+        ("ckn", "kmeans"),
+    ):
+        _few_labels_claim(_data, _first, _second)
+_few_labels_claim("mnist", "ckn-ulr", "convnet")
+
+
+# Not in the paper: one setting changed, same seeds
+
+
+def _comparison(text: str, experiment: str, changed: dict[str, Any], baseline: dict[str, Any]) -> None:
+    """The test accuracy of ``changed`` minus that of ``baseline`` is above zero, on every network of the experiment."""
+
+    @_claim(text, EXTENSION)
+    def _difference(results: Results) -> tuple[list[Case], str]:
+        cases = []
+        for network in dict.fromkeys(r["network"] for r in results.of(experiment)):
+            first, second = (results.of(experiment, network=network, **variables) for variables in (changed, baseline))
+            cases += difference_case(NAMES[network], differences(results, first, second, "test_accuracy"), ABOVE_ZERO)
+        return cases, ""
+
+
+_comparison(
+    "The arc-cosine kernel of order 1, which matches ReLU (All-CNN-C), is more accurate than the RBF kernel (16 filters)",
+    *("kernels", {"kernel": "arccosine:1"}, {"kernel": "rbf:0.6"}),
+)
+_comparison(
+    "Trained bandwidths are more accurate than fixed ones (16 filters)",
+    *("bandwidths", {"bandwidths": True}, {"bandwidths": False}),
+)
+_comparison(
+    "ConvNets trained with ULR are more accurate than with SGD (16 filters, equal number of steps)",
+    *("convnet-ulr", {"method": "ulr"}, {"method": "sgd"}),
+)
+_comparison(
+    "Bug: ULR with a diagonal Hessian is more accurate with the correct sign than with the opposite one (8 filters)",
+    *("slips", {"slip": "none", "hessian": "diag"}, {"slip": "diagonal-sign"}),
+)
+_comparison(
+    "Bug: SGO is more accurate with the L2 penalty that ULR has than without it (8 filters)",
+    *("slips", {"slip": "none", "method": "sgo"}, {"slip": "sgo-without-penalty"}),
+)
+_comparison(
+    "Bug: whitening is more accurate than half whitening, by the inverse fourth root (8 filters)",
+    *("slips", {"slip": "none", "method": "ulr", "hessian": "auto"}, {"slip": "half-whitening"}),
+)

@@ -1,0 +1,65 @@
+"""Trials of learning rates: what they leave behind, and what they are judged by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchckn.fit import methods
+from torchckn.fit.schedules import Search
+from torchckn.fit.trials import Trials
+
+from .training import digits, trained
+
+
+def test_the_papers_search_of_the_step_size_leaves_no_trace_but_the_step_size() -> None:
+    rule = Search(first=(2**-9, 2**-5, 2**4), every=6, tries=2)
+    _, result = trained(lr=rule, steps=12, final_head=False)
+    lrs = [record["lr"] for record in result.history[1:]]
+    assert lrs[0] in rule.first
+    assert lrs[:6] == [lrs[0]] * 6
+    assert lrs[6] / lrs[0] in rule.factors
+    fixed = trained(lr=lrs[0], steps=1, final_head=False)[1]
+    assert fixed.history[1]["loss"] != 0
+
+
+class OneBatch:
+    """Training batches of which every one is the same."""
+
+    def __init__(self) -> None:
+        self.batch, self.drawn = tuple(part[:40] for part in digits()[0]), 0
+
+    def extra(self) -> Any:
+        self.drawn += 1
+        return self.batch
+
+
+def test_a_search_may_keep_the_steps_of_its_best_trial() -> None:
+    ckn, _ = trained(steps=0)
+    options = methods.MethodOptions(lam=2**-12, tau=2**-5)
+    rule = Search(first=(2**-9, 2**-5), tries=3, one_batch=True, refit=True, keep=True)
+    method, batches = methods.ULR(ckn, options), OneBatch()
+    before = method.state()
+    trials = Trials(method, batches, rule, steps=2)  # type: ignore[arg-type]
+    best = rule.choose(0, 2, None, trials)
+    assert all(torch.equal(value, before[name]) for name, value in method.state().items()), "each trial is undone"
+    assert batches.drawn == 2, "one batch for all steps, and one to judge by"
+    assert trials.best is not None
+    assert trials.best.steps == 2, "not more steps than are left"
+    for _ in range(2):
+        last = method.step(*batches.batch, best)
+    assert trials.best.last == last
+    assert all(torch.equal(value, trials.best.state[name]) for name, value in method.state().items())
+    method.refit_head(*batches.batch)
+    refitted = method.loss(*batches.batch)
+    assert refitted == trials.best.loss <= last.loss
+    method.net.head.weight.data.add_(0.01 * torch.randn_like(method.net.head.weight))
+    assert method.loss(*batches.batch) > refitted, "no other classifier of this batch has a lower loss"
+
+
+def test_steps_that_a_search_keeps_count_and_are_evaluated() -> None:
+    rule = Search(first=(2**-6, 2**-5), every=6, tries=4, one_batch=True, refit=True, keep=True)
+    _, result = trained(lr=rule, steps=8, evaluate_every=3, final_head=False)
+    assert [record["step"] for record in result.history] == [0, 4, 5, 6, 8]
+    assert [record["step"] for record in result.history if "valid_accuracy" in record] == [0, 4, 6, 8]
