@@ -71,7 +71,7 @@ def test_an_interval_is_inside_a_span_or_outside_or_undecided(values: list[float
         ([True, True, False], "holds for 2 of 3"),
         ([True, None], "holds for 1 of 2, others undecided"),
         ([False, None, None], "does not hold for 1 of 3, others undecided"),
-        ([True, False, None], "holds for 1 of 3, not for 1"),
+        ([True, False, None], "holds for 1 of 3, not for 1, others undecided"),
     ],
 )
 def test_a_verdict_counts_the_cases(outcomes: list[bool | None], verdict: str) -> None:

@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import torchckn
+from torchckn import sklearn
 from torchckn.errors import ConfigError, DataError
 from torchckn.sklearn import CKNClassifier, CKNTransformer
 
@@ -68,6 +69,19 @@ def test_a_classifier_learns_digits_and_its_probabilities_sum_to_one(digits: tup
     np.testing.assert_allclose(probabilities.sum(1), 1)
     assert (model.classes_[probabilities.argmax(1)] == model.predict(x[300:])).all()
     assert set(model.predict(x[300:])) <= set("abcdefghij")
+
+
+def test_the_penalty_is_chosen_by_cross_validation_if_there_are_few_images(
+    digits: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = digits[0][:200], digits[1][:200]
+    few = CKNClassifier(**SMALL).fit(x, y)
+    assert few.head_fit_.folds == 5
+    assert few.head_fit_.curve
+    assert CKNClassifier(**SMALL, lam=0.01).fit(x, y).head_fit_.lam == 0.01
+    monkeypatch.setattr(sklearn, "FEW_IMAGES", 200)
+    many = CKNClassifier(**SMALL).fit(x, y)
+    assert (many.head_fit_.folds, many.head_fit_.refitted) == (0, True)
 
 
 def test_two_classes_have_one_score(digits: tuple[np.ndarray, np.ndarray]) -> None:

@@ -205,7 +205,7 @@ def test_filters_are_fitted_to_images_without_labels(
     with pytest.raises(DataError, match="is not a folder; expected a folder of image files without labels"):
         data.load_unlabeled(folder / "nowhere", (1, 14, 14))
     command = ["train", "lenet1", "--filters", "4", "--data", str(folder / "labelled"), "--image-size", "28"]
-    arguments = [*command, "--unlabeled", str(folder / "others"), "--steps", "0", "--run", str(folder / "run"), "--json"]
+    arguments = [*command, "--unlabelled", str(folder / "others"), "--steps", "0", "--run", str(folder / "run"), "--json"]
     monkeypatch.setattr(sys, "argv", ["torchckn", *arguments])
     with suppress(SystemExit):
         cli.main()

@@ -27,9 +27,11 @@ from torch import Tensor, nn
 from . import zoo
 from .choices import Centering
 from .errors import DataError, unknown_name
-from .fit.classifier import fit_classifier
+from .fit.classifier import HeadFit
 from .fit.features import extract_features
 from .fit.filters import fit_filters
+from .fit.folds import FEW_IMAGES, FOLDS
+from .fit.head import fit_head
 from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
 from .graph.preprocessing import Preprocessing
 from .kernels import RBFSphere
@@ -199,8 +201,9 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
             (:func:`torchckn.train`).
         steps: mini-batches of that training.
         run_dir: a folder for the checkpoints of that training; a fit that was interrupted is resumed from there.
-        lam: the L2 penalty; None chooses it on the fraction ``validation`` of the images, and then fits on all of them.
-        validation: the fraction of the images that the L2 penalty is chosen on.
+        lam: the L2 penalty; None chooses it by cross-validation if the filters are unsupervised and there are fewer than 2,000
+            images, else on the fraction ``validation`` of the images, and then fits on all of them.
+        validation: the fraction of the images that the L2 penalty is chosen on, or that training is validated with.
         others: as for :class:`CKNTransformer`.
     """
 
@@ -229,22 +232,20 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         held = max(1, int(self.validation * len(images)))
         if self.method != "unsupervised":
             self._train(images, targets, order[held:], order[:held])
-        features, _ = extract_features(self.ckn_, images)
-        self.ckn_.scaling.calibrate(features)
-        scaled = self._features(images)
-        if self.lam is not None or held >= len(images):
-            lam = 1e-3 if self.lam is None else self.lam
-            weight, bias, self.head_fit_ = fit_classifier(scaled, targets, len(self.classes_), lam=lam)
-        else:
-            kept, valid = order[held:], order[:held]
-            parts = scaled[kept], targets[kept], len(self.classes_), scaled[valid], targets[valid]
-            weight, bias, self.head_fit_ = fit_classifier(*parts, refit=True)
-        self.coef_, self.intercept_ = weight.T.numpy(), bias.numpy()
-        with torch.no_grad():
-            self.ckn_.head.weight.copy_(weight.T)
-            self.ckn_.head.bias.copy_(bias)
-        self.ckn_.penalty = self.head_fit_.lam
+        self.head_fit_ = self._fit_head((images, targets), order[held:], order[:held])
+        head = self.ckn_.head
+        self.coef_, self.intercept_ = head.weight.detach().numpy(), head.bias.detach().numpy()
         return self
+
+    def _fit_head(self, labeled: tuple[Tensor, Tensor], kept: Tensor, valid: Tensor) -> HeadFit:
+        """The classifier of all images, its penalty chosen by cross-validation if they are few, else on ``valid``."""
+        images, targets = labeled
+        if self.lam is not None or not len(kept):
+            return fit_head(self.ckn_, labeled, lam=1e-3 if self.lam is None else self.lam)
+        if self.method == "unsupervised" and len(images) < FEW_IMAGES:
+            return fit_head(self.ckn_, labeled, folds=min(FOLDS, len(images)))
+        parts = ((images[index], targets[index]) for index in (kept, valid))
+        return fit_head(self.ckn_, *parts, refit=True, folds=0)  # trained filters know the labels of any fold
 
     def _train(self, images: Tensor, targets: Tensor, kept: Tensor, valid: Tensor) -> None:
         """Train the filters with labels; the classifier on all images comes after."""

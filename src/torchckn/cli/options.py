@@ -155,7 +155,7 @@ def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 #: further names of options
-_ALIASES = {"resize": ("--image-size",)}
+_ALIASES = {"resize": ("--image-size",), "unlabeled": ("--unlabelled",)}
 COMPLETE_DATA = completion(get_args(DataSetName))
 _COMPLETIONS = {"data": COMPLETE_DATA}
 COMPLETE_NETWORKS = completion(names())

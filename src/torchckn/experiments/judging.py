@@ -120,14 +120,14 @@ class JudgedClaim:
         if not self.cases:
             return "not run at this scale"
         outcomes = [case.holds for case in self.cases]
-        held, failed = outcomes.count(True), outcomes.count(False)
+        held, failed, undecided = (outcomes.count(outcome) for outcome in (True, False, None))
         word, count = ("holds", held) if held else ("does not hold", failed)
         if not count:
             return "undecided"
         if count == len(outcomes):
             return word
-        rest = "" if None not in outcomes else ", others undecided" if held == 0 or failed == 0 else f", not for {failed}"
-        return f"{word} for {count} of {len(outcomes)}{rest}"
+        against = f", not for {failed}" if held and failed else ""
+        return f"{word} for {count} of {len(outcomes)}{f'{against}, others undecided' if undecided else ''}"
 
 
 #: what a judge finds in the results; a remark is what else was measured

@@ -102,7 +102,8 @@ def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
         accuracies = [_mean_and_interval(runs, key) for key in ("valid_accuracy", "test_accuracy")]
         training = [result.training_seconds for result in runs]
         seconds = f"{statistics.mean(training):.0f}" if any(training) else "-"
-        steps = str(runs[0].history[-1]["step"]) if runs[0].history else "-"
+        ends = sorted({run.history[-1]["step"] for run in runs if run.history})
+        steps = " to ".join(f"{end:,}" for end in dict.fromkeys((ends[0], ends[-1]))) if ends else "-"
         rows.append((*labels, *accuracies, steps, seconds, str(len(runs))))
     heads = [_COLUMN_NAMES.get(name, name.removeprefix("options.")) for name in names]
     return markdown_table(
