@@ -328,6 +328,24 @@ def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_
     ]
 
 
+def test_runs_of_different_lengths_have_rows_of_their_own_and_one_column_of_steps() -> None:
+    runs = [
+        result(
+            "released",
+            seed,
+            [{"step": steps, "seconds": 5.0}],
+            steps=steps,
+            kind="ckn",
+            test_accuracy=0.5,
+            valid_accuracy=0.5,
+        )
+        for seed, steps in ((0, 100), (1, 100), (0, 1000))
+    ]
+    table = [line.strip("| ").split(" | ") for line in page.experiment_table(experiments()["released"], runs).splitlines()]
+    assert table[0].count("steps") == 1
+    assert [row[table[0].index("steps")] for row in table[2:]] == ["100", "1,000"]
+
+
 def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
     found = verdicts(*(equal_time_run(*run) for run in EQUAL_TIME))
     by_optimizer = [judged.measured for claim, judged in found.items() if "in equal total time" in claim]

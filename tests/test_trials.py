@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+import torchckn
+from torchckn import ConfigError
 from torchckn.fit import methods
 from torchckn.fit.schedules import Search
 from torchckn.fit.trials import Trials
@@ -22,6 +27,29 @@ def test_the_papers_search_of_the_step_size_leaves_no_trace_but_the_step_size() 
     assert lrs[6] / lrs[0] in rule.factors
     fixed = trained(lr=lrs[0], steps=1, final_head=False)[1]
     assert fixed.history[1]["loss"] != 0
+
+
+def classifier_of(images: Tensor, labels: Tensor, ckn: torchckn.CKN, lam: float) -> tuple[float, float]:
+    """Loss and objective of logistic regression on a batch, in double precision and by another optimizer."""
+    with torch.no_grad():
+        x = ckn.train().scaling(ckn.features(images)).double()
+    weight = torch.zeros(x.shape[1], 10, dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(10, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=500, line_search_fn="strong_wolfe", tolerance_grad=1e-9)
+
+    def losses() -> tuple[Tensor, Tensor]:
+        loss = F.cross_entropy(x @ weight + bias, labels)
+        return loss, loss + lam * weight.square().sum()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        objective = losses()[1]
+        objective.backward()
+        return objective
+
+    optimizer.step(closure)
+    loss, objective = (float(value.detach()) for value in losses())
+    return loss, objective
 
 
 class OneBatch:
@@ -51,11 +79,10 @@ def test_a_search_may_keep_the_steps_of_its_best_trial() -> None:
         last = method.step(*batches.batch, best)
     assert trials.best.last == last
     assert all(torch.equal(value, trials.best.state[name]) for name, value in method.state().items())
-    method.refit_head(*batches.batch)
-    refitted = method.loss(*batches.batch)
-    assert refitted == trials.best.loss <= last.loss
-    method.net.head.weight.data.add_(0.01 * torch.randn_like(method.net.head.weight))
-    assert method.loss(*batches.batch) > refitted, "no other classifier of this batch has a lower loss"
+    assert method.refitted_loss(*batches.batch) == trials.best.loss
+    fitted, objective = classifier_of(*batches.batch, ckn, method.lam)
+    assert trials.best.loss == pytest.approx(fitted, rel=1e-4), "without the penalty"
+    assert objective <= method.loss(*batches.batch), "of all classifiers, that one has the lowest objective"
 
 
 def test_steps_that_a_search_keeps_count_and_are_evaluated() -> None:
@@ -63,3 +90,8 @@ def test_steps_that_a_search_keeps_count_and_are_evaluated() -> None:
     _, result = trained(lr=rule, steps=8, evaluate_every=3, final_head=False)
     assert [record["step"] for record in result.history] == [0, 4, 5, 6, 8]
     assert [record["step"] for record in result.history if "valid_accuracy" in record] == [0, 4, 6, 8]
+
+
+def test_a_search_that_keeps_steps_is_refused_with_roll_back() -> None:
+    with pytest.raises(ConfigError, match="rollback expected a schedule that keeps no steps .* use lr='search'"):
+        trained(lr="search:2019", rollback=True)

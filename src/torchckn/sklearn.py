@@ -192,7 +192,7 @@ class CKNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _CKNEsti
 
 @dataclass(eq=False, repr=False)
 class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
-    """A linear classifier on the features of :class:`CKNTransformer`; its L2 penalty is chosen on a part of the images.
+    """A linear classifier on the features of :class:`CKNTransformer`; its L2 penalty is chosen on images that are held out.
 
     ``ckn_`` is the whole network, classifier included: ``torchckn.save(model.ckn_, path)`` keeps it.
 
@@ -234,16 +234,16 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
             self._train(images, targets, order[held:], order[:held])
         self.head_fit_ = self._fit_head((images, targets), order[held:], order[:held])
         head = self.ckn_.head
-        self.coef_, self.intercept_ = head.weight.detach().numpy(), head.bias.detach().numpy()
+        self.coef_, self.intercept_ = head.weight.detach().numpy().copy(), head.bias.detach().numpy().copy()
         return self
 
     def _fit_head(self, labeled: tuple[Tensor, Tensor], kept: Tensor, valid: Tensor) -> HeadFit:
         """The classifier of all images, its penalty chosen by cross-validation if they are few, else on ``valid``."""
         images, targets = labeled
-        if self.lam is not None or not len(kept):
-            return fit_head(self.ckn_, labeled, lam=1e-3 if self.lam is None else self.lam)
-        if self.method == "unsupervised" and len(images) < FEW_IMAGES:
+        if self.lam is None and self.method == "unsupervised" and len(images) < FEW_IMAGES:
             return fit_head(self.ckn_, labeled, folds=min(FOLDS, len(images)))
+        if self.lam is not None or not len(kept):
+            return fit_head(self.ckn_, labeled, lam=1e-3 if self.lam is None else float(self.lam))
         parts = ((images[index], targets[index]) for index in (kept, valid))
         return fit_head(self.ckn_, *parts, refit=True, folds=0)  # trained filters know the labels of any fold
 

@@ -91,27 +91,30 @@ def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
         return _gradient_table(results)
     if experiment.measure == "few-labels":
         return "\n\n".join(few_labels_tables(in_grid_order(experiment, results)))
-    names = [
-        name for name in (*experiment.figure.panels, *experiment.figure.lines) if name != "steps"
-    ]  # has a column anyway
+    names = [*experiment.figure.panels, *experiment.figure.lines]
     names += [name for name in experiment.grid if name not in names and len({str(r[name]) for r in results}) > 1]
     groups = grouped(in_grid_order(experiment, results), names)
     rows = []
     for values, runs in groups.items():
-        labels = [value_label(name, value) for name, value in zip(names, values, strict=True)]
+        labels = [value_label(name, value) for name, value in zip(names, values, strict=True) if name != "steps"]
         accuracies = [_mean_and_interval(runs, key) for key in ("valid_accuracy", "test_accuracy")]
         training = [result.training_seconds for result in runs]
         seconds = f"{statistics.mean(training):.0f}" if any(training) else "-"
         ends = sorted({run.history[-1]["step"] for run in runs if run.history})
         steps = " to ".join(f"{end:,}" for end in dict.fromkeys((ends[0], ends[-1]))) if ends else "-"
         rows.append((*labels, *accuracies, steps, seconds, str(len(runs))))
-    heads = [_COLUMN_NAMES.get(name, name.removeprefix("options.")) for name in names]
+    heads = [_COLUMN_NAMES.get(name, name.removeprefix("options.")) for name in names if name != "steps"]  # a column anyway
     return markdown_table(
         (*heads, "validation accuracy (%)", "test accuracy (%)", "steps", "training time (s)", "seeds"), rows
     )
 
 
-_COLUMN_NAMES = {"options.bias": "biases", "inverse_sqrt": "inverse square root", "hessian": "Hessian"}
+_COLUMN_NAMES = {
+    "options.bias": "biases",
+    "inverse_sqrt": "inverse square root",
+    "hessian": "Hessian",
+    "total_seconds": "given time",
+}
 
 
 def _gradient_table(results: Sequence[Result]) -> str:

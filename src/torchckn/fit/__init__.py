@@ -1,6 +1,6 @@
 """Training. The reading order: unsupervised, ``kmeans``, ``activations``, ``filters``, ``features``, ``solvers``,
-``classifier``, ``head``; supervised, ``model``, ``ulr``, ``chunks``, ``sphere``, ``schedules``, ``methods``, ``batches``,
-``config``, ``callbacks``, ``loop``. :mod:`torchckn.runs` puts it together.
+``classifier``, ``head``; supervised, ``batch_model``, ``ulr``, ``chunks``, ``sphere``, ``schedules``, ``methods``,
+``batches``, ``trials``, ``config``, ``callbacks``, ``loop``. :mod:`torchckn.runs` puts it together.
 
 The public names are in ``__init__.pyi``, imported when they are first used: ``config`` and ``schedules`` need no torch.
 """

@@ -155,19 +155,18 @@ class Method:
         return total_of_numbers(len(labels) * part)[0] / count
 
     @torch.no_grad()
-    def refit_head(self, images: Tensor, labels: Tensor) -> None:
-        """Fit the classifier, with the same L2 penalty, to the features of a batch."""
+    def refitted_loss(self, images: Tensor, labels: Tensor) -> float:
+        """The loss, without its penalty, of a classifier fitted to a batch with the penalty; the network's own stays as it is."""
         net, o = self.net, self.options
-        if net.head.bias is None:
-            raise ConfigError("lr='search:2019' expected a classifier with a bias, got one without; use lr='search'")
         net.train()
-        features = batch_features(net, images, o.chunk, o.precision, total_of_numbers(len(labels))[0])
+        (count,) = total_of_numbers(len(labels))
+        features = batch_features(net, images, o.chunk, o.precision, count)
+        labels = check_labels(labels, net.head.out_features).to(features.device)
         with summing(net):
             scaled = net.scaling(features)
-        labels = check_labels(labels, net.head.out_features).to(features.device)
         weight, bias, _ = fit_classifier(scaled, labels, net.head.out_features, loss=o.loss, lam=self.lam, aim=self.aim)
-        net.head.weight.copy_(weight.T)
-        net.head.bias.copy_(bias)
+        part = float(self._loss(scaled @ weight + bias, labels))
+        return total_of_numbers(len(labels) * part)[0] / count
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'.

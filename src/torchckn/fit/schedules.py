@@ -27,7 +27,8 @@ class Schedule:
     tries: int = 5
     #: whether all steps of a trial are on one batch
     one_batch: bool = False
-    #: whether a trial is judged with a classifier fitted to the separate batch, or with the one that its steps leave behind
+    #: whether a trial is judged by the loss of a classifier fitted to the separate batch, or by the objective of the one that
+    #: its steps leave behind
     refit: bool = False
     #: whether the steps of the best trial are kept, and count as steps of training; else all of them are undone
     keep: bool = False

@@ -52,9 +52,7 @@ class Trials:
                 result = self.method.step(images, labels, lr)
             self.method.checks.read()  # an error of the last trial is none of training
             after = self.method.state() if self.schedule.keep else {}
-            if self.schedule.refit:
-                self.method.refit_head(*separate)
-            loss = self.method.loss(*separate)
+            loss = self.method.refitted_loss(*separate) if self.schedule.refit else self.method.loss(*separate)
         except (NumericalError, DataError):
             return math.inf
         finally:

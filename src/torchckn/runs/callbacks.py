@@ -37,11 +37,14 @@ class Checkpoints(Callback):
 
     def __init__(self, run: Run, every: int) -> None:
         self.run, self.every = run, every
+        self._seen = 0
 
     def on_train_start(self, training: Training) -> None:
+        self._seen = training.step
         if training.step == 0:
             self.run.save_checkpoint(*training.state())
 
     def on_step_end(self, training: Training, record: Record) -> None:
-        if training.step % self.every == 0 or training.is_stopping:
+        before, self._seen = self._seen, training.step  # a search may keep several steps at once
+        if training.step // self.every > before // self.every or training.is_stopping:
             self.run.save_checkpoint(*training.state())
