@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchckn
 from torchckn import ConfigError, DataError, distributed
 from torchckn.fit.config import PRESETS
-from torchckn.fit.schedules import Search
+from torchckn.fit.schedules import Search, Search2019
 
 from .processes import COUNTS, FEW, TOLERANCES, Processes, require_equal
 from .training import digits, network, trained
@@ -92,7 +92,7 @@ def test_start_images_are_used_once_each_whatever_the_number_of_processes(
     "options",
     [
         {"lr": Search(first=(2.0**-7, 2.0**-5), tries=2), "steps": 1},
-        {"lr": Search(first=(2.0**-7, 2.0**-5), tries=2, one_batch=True, refit=True, keep=True), "steps": 3},
+        {"lr": Search2019(first=(2.0**-7, 2.0**-5), tries=2), "steps": 3},
         pytest.param({"lr": "search"}, marks=pytest.mark.slow),
         {"rollback": True, "steps": 6, "batch_size": 128, "chunk": 32},  # more steps than an epoch has
         {"loss": "square"},

@@ -21,7 +21,7 @@ import torchckn
 from torchckn import ConfigError, DataError, NumericalError, runs
 from torchckn.fit import loop, methods
 from torchckn.fit.callbacks import Callback, Record, Training
-from torchckn.fit.schedules import Search
+from torchckn.fit.schedules import Search, Search2019
 from torchckn.graph import Dense, Graph
 
 from . import forks
@@ -72,7 +72,7 @@ def test_other_images_are_another_configuration(tmp_path: Path) -> None:
     [
         {"method": "ulr", "momentum": 0.9},
         {"method": "ulr", "lr": Search(first=(2**-6, 2**-4), every=4, tries=2)},
-        {"method": "ulr", "lr": Search(first=(2**-6, 2**-4), every=4, tries=2, one_batch=True, refit=True, keep=True)},
+        {"method": "ulr", "lr": Search2019(first=(2**-6, 2**-4), every=4, tries=2)},
         {"method": "sgo", "rollback": True, "steps": 16, "bandwidths": True},
         {"method": "sgo-ball"},
     ],

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from torchckn import ConfigError
-from torchckn.fit.schedules import Constant, Cosine, RootOfSteps, Search, Stages, schedule
+from torchckn.fit.schedules import Constant, Cosine, RootOfSteps, Search, Search2019, Stages, schedule
 
 
 def never(lr: float) -> float:
@@ -59,7 +59,7 @@ def test_what_users_write() -> None:
     assert schedule([0.1, 0.01]) == Stages((0.1, 0.01))
     assert schedule("search") == Search()
     released = schedule("search:2019")
-    assert isinstance(released, Search)
+    assert isinstance(released, Search2019)
     assert (released.first[0], released.first[-1], released.tries) == (2**-9, 2**-1, 5)
     assert (released.one_batch, released.refit, released.keep) == (True, True, True)
     assert schedule("cosine:0.25") == Cosine(0.25)

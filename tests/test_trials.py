@@ -12,7 +12,7 @@ from torch import Tensor
 import torchckn
 from torchckn import ConfigError
 from torchckn.fit import methods
-from torchckn.fit.schedules import Search
+from torchckn.fit.schedules import Search, Search2019
 from torchckn.fit.trials import Trials
 
 from .training import digits, trained
@@ -66,7 +66,7 @@ class OneBatch:
 def test_a_search_may_keep_the_steps_of_its_best_trial() -> None:
     ckn, _ = trained(steps=0)
     options = methods.MethodOptions(lam=2**-12, tau=2**-5)
-    rule = Search(first=(2**-9, 2**-5), tries=3, one_batch=True, refit=True, keep=True)
+    rule = Search2019(first=(2**-9, 2**-5), tries=3)
     method, batches = methods.ULR(ckn, options), OneBatch()
     before = method.state()
     trials = Trials(method, batches, rule, steps=2)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def test_a_search_may_keep_the_steps_of_its_best_trial() -> None:
 
 
 def test_steps_that_a_search_keeps_count_and_are_evaluated() -> None:
-    rule = Search(first=(2**-6, 2**-5), every=6, tries=4, one_batch=True, refit=True, keep=True)
+    rule = Search2019(first=(2**-6, 2**-5), every=6, tries=4)
     _, result = trained(lr=rule, steps=8, evaluate_every=3, final_head=False)
     assert [record["step"] for record in result.history] == [0, 4, 5, 6, 8]
     assert [record["step"] for record in result.history if "valid_accuracy" in record] == [0, 4, 6, 8]

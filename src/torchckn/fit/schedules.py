@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigError, unknown_name
 
@@ -26,12 +26,12 @@ class Schedule:
     #: training steps in a trial
     tries: int = 5
     #: whether all steps of a trial are on one batch
-    one_batch: bool = False
+    one_batch: ClassVar[bool] = False
     #: whether a trial is judged by the loss of a classifier fitted to the separate batch, or by the objective of the one that
     #: its steps leave behind
-    refit: bool = False
+    refit: ClassVar[bool] = False
     #: whether the steps of the best trial are kept, and count as steps of training; else all of them are undone
-    keep: bool = False
+    keep: ClassVar[bool] = False
 
     def choose(self, step: int, steps: int, current: float | None, trial: Trial) -> float:
         """The learning rate of step number ``step`` (from 0) of ``steps``."""
@@ -103,9 +103,6 @@ class Search(Schedule):
     every: int = 100
     tries: int = 5
     """training steps with each candidate"""
-    one_batch: bool = False
-    refit: bool = False
-    keep: bool = False
 
     def choose(self, step: int, steps: int, current: float | None, trial: Trial) -> float:
         if current is None:
@@ -123,8 +120,15 @@ class Search(Schedule):
         return min(finite, key=lambda lr: finite[lr])
 
 
-#: the search of the code that was released with the paper in 2019
-SEARCH_2019 = Search(first=tuple(2.0**i for i in range(-9, 0)), one_batch=True, refit=True, keep=True)
+@dataclass(frozen=True)
+class Search2019(Search):
+    """The search of the code that was released with the paper in 2019."""
+
+    first: tuple[float, ...] = tuple(2.0**i for i in range(-9, 0))
+    one_batch: ClassVar[bool] = True
+    refit: ClassVar[bool] = True
+    keep: ClassVar[bool] = True
+
 
 _NAMED: dict[str, Callable[[float], Schedule]] = {"constant": Constant, "cosine": Cosine, "root": RootOfSteps}
 
@@ -142,7 +146,7 @@ def schedule(lr: Any, *, convnet: bool = False) -> Schedule:
         if name == "search" and not number:
             return Search(first=tuple(2.0**i for i in range(-10, 3))) if convnet else Search()
         if lr == "search:2019":
-            return SEARCH_2019
+            return Search2019()
         if name in _NAMED:
             try:
                 return _NAMED[name](_positive(float(number)))
