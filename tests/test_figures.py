@@ -38,7 +38,6 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("7.2", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
         ("0.3", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
         ("3.1", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
-        ("95", "a setting: the level of confidence in torchckn.experiments.judging"),
         ("2.2", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD"),
         ("13.6", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by AdamW"),
         ("0.8", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD"),
