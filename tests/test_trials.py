@@ -93,5 +93,5 @@ def test_steps_that_a_search_keeps_count_and_are_evaluated() -> None:
 
 
 def test_a_search_that_keeps_steps_is_refused_with_roll_back() -> None:
-    with pytest.raises(ConfigError, match="rollback expected a schedule that keeps no steps .* use lr='search'"):
+    with pytest.raises(ConfigError, match="rollback: expected a schedule that keeps no steps .* use lr='search'"):
         trained(lr="search:2019", rollback=True)

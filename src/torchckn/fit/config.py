@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import field_serializer, field_validator
+from pydantic import field_serializer, field_validator, model_validator
 
 from ..choices import (
     Augmentation,
@@ -258,6 +258,14 @@ class TrainConfig(MethodOptions):
         if lr is not None:
             schedules.schedule(lr)
         return tuple(lr) if isinstance(lr, list) else lr
+
+    @model_validator(mode="after")
+    def _nothing_to_roll_back(self) -> TrainConfig:
+        if self.rollback and self.lr is not None and schedules.schedule(self.lr).keep:
+            raise ConfigError(
+                f"rollback: expected a schedule that keeps no steps of its trials, got lr={self.lr!r}; use lr='search'"
+            )
+        return self
 
     @field_serializer("lr")
     def _plain_lr(self, lr: Any) -> Any:

@@ -146,27 +146,26 @@ class Method:
     @torch.no_grad()
     def loss(self, images: Tensor, labels: Tensor) -> float:
         """The objective of the current filters and classifier on a batch, by which learning rates are compared."""
-        self.net.train()
-        (count,) = total_of_numbers(len(labels))
-        features = batch_features(self.net, images, self.options.chunk, self.options.precision, count)
-        labels = check_labels(labels, self.net.head.out_features).to(features.device)
+        features, labels = self._without_graph(images, labels)
         with summing(self.net):
-            part = float(self._objective(features, labels)[0])
-        return total_of_numbers(len(labels) * part)[0] / count
+            return _over_all_images(self._objective(features, labels)[0], labels)
 
     @torch.no_grad()
     def refitted_loss(self, images: Tensor, labels: Tensor) -> float:
         """The loss, without its penalty, of a classifier fitted to a batch with the penalty; the network's own stays as it is."""
-        net, o = self.net, self.options
-        net.train()
+        features, labels = self._without_graph(images, labels)
+        with summing(self.net):
+            scaled = self.net.scaling(features)
+        how: dict[str, Any] = {"loss": self.options.loss, "lam": self.lam, "aim": self.aim}
+        weight, bias, _ = fit_classifier(scaled, labels, self.net.head.out_features, **how)
+        return _over_all_images(self._loss(scaled @ weight + bias, labels), labels)
+
+    def _without_graph(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of a batch in training mode, and its labels beside them."""
+        self.net.train()
         (count,) = total_of_numbers(len(labels))
-        features = batch_features(net, images, o.chunk, o.precision, count)
-        labels = check_labels(labels, net.head.out_features).to(features.device)
-        with summing(net):
-            scaled = net.scaling(features)
-        weight, bias, _ = fit_classifier(scaled, labels, net.head.out_features, loss=o.loss, lam=self.lam, aim=self.aim)
-        part = float(self._loss(scaled @ weight + bias, labels))
-        return total_of_numbers(len(labels) * part)[0] / count
+        features = batch_features(self.net, images, self.options.chunk, self.options.precision, count)
+        return features, check_labels(labels, self.net.head.out_features).to(features.device)
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that a step changes, copied: the network's, then the optimizers'.
@@ -278,6 +277,12 @@ class SGOBall(SGO):
 
 class ConvNetSGD(SGO):
     """SGD with momentum on every parameter, penalty on the classifier."""
+
+
+def _over_all_images(mean: Tensor, labels: Tensor) -> float:
+    """The mean over the batches of all processes, from that over this one's."""
+    total, images = total_of_numbers(len(labels) * float(mean), len(labels))
+    return total / images
 
 
 def net_state(net: Classifier) -> dict[str, Tensor]:

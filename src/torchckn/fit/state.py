@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import is_first
-from ..errors import CKNError, ConfigError, DataError
+from ..errors import CKNError, DataError
 from ..network import Classifier
 from .batches import TrainingBatches
 from .callbacks import Callback
@@ -80,10 +80,6 @@ class TrainingState:
     def __post_init__(self) -> None:
         self.method: Method | None = None  # without steps there is none
         self.schedule: Schedule = schedule(self.config.lr, convnet=self.config.method == "sgd")
-        if self.config.rollback and self.schedule.keep:
-            raise ConfigError(
-                f"rollback expected a schedule that keeps no steps of its trials, got lr={self.config.lr!r}; use lr='search'"
-            )
 
     @property
     def steps(self) -> int:
