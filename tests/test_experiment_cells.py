@@ -73,7 +73,6 @@ def test_a_cell_with_a_total_time_takes_the_steps_that_fit_into_it(tmp_path: Pat
     ticks = iter(range(10**6))
     monkeypatch.setattr(shared.time, "process_time", lambda: float(next(ticks)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(shared, "_TIMED", 2)
     timed = cell(total_seconds=6.5, lr=None, lrs=[0.01, 0.02])  # a tick before the first step, one per step
     found = run_cell(timed, tmp_path)
     assert found["measured"]["start_seconds"] == 1.0
