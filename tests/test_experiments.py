@@ -139,12 +139,37 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
     spec.write_text(SPEC.replace('kind = "curves"', 'kind = "over-filters"').replace("filters = [4]\n", ""))
     with pytest.raises(ConfigError, match="the kind 'over-filters' needs filters in grid"):
         experiment(str(spec))
-    with pytest.raises(ConfigError, match="lrs needs trial_steps"):
-        cell(lrs=[0.1]).check()
-    with pytest.raises(ConfigError, match="needs gradient = { images, directions, methods }"):
-        cell(measure="gradient").check()
     with pytest.raises(ConfigError, match="unknown experiment 'ulr-sdg'.*'ulr-sgo'"):
         experiment("ulr-sdg")
+
+
+@pytest.mark.parametrize(
+    ("measure", "given", "message"),
+    [
+        ("train", {"lrs": [0.1]}, "lrs needs trial_steps as well"),
+        ("train", {"lrs": 0.1, "trial_steps": 1}, "lrs: expected a list, got 0.1"),
+        ("train", {"lrs": [], "trial_steps": 1}, r"lrs: expected at least 1 item, got \[\]"),
+        ("train", {"lrs": ["cosin:1"], "trial_steps": 1}, "unknown learning rate 'cosin:1'.*Did you mean 'cosine:NUMBER'"),
+        ("train", {"total_seconds": "240"}, "total_seconds: expected a number, got '240'"),
+        ("train", {"refit_images": 0}, "refit_images: expected a number greater than or equal to 1, got 0"),
+        ("train", {"slip": "half-whitning"}, "slip: expected 'none'.*got 'half-whitning'. Did you mean 'half-whitening'"),
+        ("train", {"steps": 0}, "steps expected at least 1, got 0"),
+        ("gradient", {}, "the measure 'gradient' needs gradient"),
+        ("gradient", {"gradient": {"images": 3, "methods": ["svd"]}}, "gradient: directions is missing"),
+        ("unsupervised", {"kind": "convnet"}, "the measure 'unsupervised' is for kind = 'ckn', got 'convnet'"),
+        ("few-labels", {"learner": "tree", "label_counts": [10]}, "learner: expected 'ckn', .*got 'tree'"),
+        (
+            "few-labels",
+            {"learner": "ckn", "label_counts": [10, 5]},
+            r"label_counts: expected growing numbers .*got \[10, 5\]",
+        ),
+        ("few-labels", {"learner": "ckn", "label_counts": ["10"]}, "label_counts.0: expected an integer, got '10'"),
+        ("few-labels", {"learner": "ckn"}, "the measure 'few-labels' needs label_counts"),
+    ],
+)
+def test_a_wrong_cell_is_refused_before_anything_runs(measure: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"one/lenet1-4-seed0: .*{message}"):
+        cell(measure=measure, **given).check()
 
 
 @pytest.mark.parametrize(("scale", "seconds"), [("cpu", 240), ("cpu", 1800), ("long", 1800)])
@@ -157,7 +182,7 @@ def test_the_networks_of_equal_time_have_the_same_total_time_and_are_tuned_over_
         assert len(each.extras["lrs"]) == 3
         assert "trial_steps" not in each.extras
         if (scale, seconds) == ("cpu", 1800):
-            short = {**each.variables, "total_seconds": 240}
+            short = {**each.variables, "total_seconds": 240, "filters": 8}
             runs = read_results(ROOT / "experiments", "cpu").of("equal-time", **short)
             assert {run["lr"] for run in runs} == {each.settings.training.lr}, "the best in four minutes"
         else:

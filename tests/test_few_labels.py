@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from torchckn import ConfigError, data
+from torchckn import data
 from torchckn.experiments import baselines, learners
 from torchckn.experiments.few_labels import accuracy_by_labels, draw_order
 from torchckn.fit.folds import FEW_IMAGES
@@ -79,16 +78,3 @@ def test_histograms_of_gradients_follow_edges_and_not_brightness() -> None:
     found = baselines.hog(images)
     torch.testing.assert_close(found[0], found[1], rtol=1e-2, atol=1e-2)
     assert float((found[0] - found[2]).norm()) > 0.5
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"learner": "tree", "label_counts": [10]}, "unknown learner of .* 'tree': expected one of ckn,"),
-        ({"learner": "ckn", "label_counts": [10, 5]}, r"label_counts expected growing numbers of labels, got \[10, 5\]"),
-        ({"learner": "ckn"}, "label_counts expected growing numbers of labels, got None"),
-    ],
-)
-def test_a_wrong_cell_of_few_labels_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        cell(measure="few-labels", **given).check()

@@ -45,13 +45,23 @@ def test_filters_of_ckn_cifar_are_those_of_the_first_layer() -> None:
     assert [ckn.graph.shapes[name][0] for name in ("conv1", "conv2")] == [4, 16]
 
 
+def test_the_regularization_of_a_kernel_network_is_an_option() -> None:
+    given = settings_from({"network": "ckn-cifar", "options": {"whiten_eps": 0.1, "eps": 0.003}}, "test")
+    ckn = build_network(given, load_images(given), torch.Generator())
+    assert isinstance(ckn, torchckn.CKN)
+    assert {layer.eps for layer in ckn.layers.values() if isinstance(layer, torchckn.nn.KernelConv2d)} == {0.003}
+    assert next(module.eps for module in ckn.modules() if isinstance(module, torchckn.nn.Whitening)) == 0.1
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"kind": "convnet"}, "ckn-cifar5 is a kernel network without a ConvNet; expected kind = 'ckn', got 'convnet'"),
         ({"kernel": "match"}, "no activations that a kernel could match; expected a kernel such as rbf:0.6, got 'match'"),
         ({"whiten": True}, "whiten is for networks of the zoo and your own, not for ckn-cifar5; remove it"),
-        ({"options": {"bias": False}}, "option is for networks of the zoo and your own, not for ckn-cifar5; remove it"),
+        ({"options": {"bias": False}}, "unknown option of ckn-cifar5 'bias': expected one of eps, whiten_eps"),
+        ({"options": {"eps": -1}}, "eps of ckn-cifar5 expected a number > 0, got -1"),
+        ({"options": {"whiten_eps": "small"}}, "whiten_eps of ckn-cifar5 expected a number > 0, got 'small'"),
     ],
 )
 def test_options_that_a_kernel_network_does_not_have_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -160,10 +160,12 @@ def _ready_made(settings: Settings, images: Images, generator: torch.Generator) 
     if settings.kind != "ckn":
         raise ConfigError(f"{name} is a kernel network without a ConvNet; expected kind = 'ckn', got {settings.kind!r}")
     usual = Settings()
-    for option in ("options", "whiten", "linear_kernel", "inverse_sqrt", "root_block"):
+    for option in ("whiten", "linear_kernel", "inverse_sqrt", "root_block"):
         if getattr(settings, option) != getattr(usual, option):
-            shown = "option" if option == "options" else option
-            raise ConfigError(f"{shown} is for networks of the zoo and your own, not for {name}; remove it")
+            raise ConfigError(f"{option} is for networks of the zoo and your own, not for {name}; remove it")
+    for option in settings.options:
+        if option not in ("whiten_eps", "eps"):
+            raise unknown_name(f"option of {name}", option, ("whiten_eps", "eps"))
     kernel = kernels.parse(settings.kernel)
     if isinstance(kernel, str):
         raise ConfigError(
@@ -177,6 +179,7 @@ def _ready_made(settings: Settings, images: Images, generator: torch.Generator) 
         kernel=kernel,
         centering=settings.centering,
         generator=generator,
+        **settings.options,
     )
 
 

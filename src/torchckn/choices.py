@@ -47,6 +47,7 @@ Chunk = int | Literal["auto", "all"]
 ScaleName = Literal["cpu", "long", "paper"]
 Measure = Literal["train", "unsupervised", "gradient", "few-labels"]
 LearnerName = Literal["ckn", "ckn-augmented", "ckn-ulr", "convnet", "convnet-augmented", "svm", "hog-svm", "kmeans"]
+Slip = Literal["none", "diagonal-sign", "sgo-without-penalty", "half-whitening"]
 FigureKind = Literal["curves", "over-filters", "over-labels", "errors", "table"]
 
 

@@ -116,4 +116,5 @@ _PLAIN = {
 def _expectation(message: str) -> str:
     """What was expected, of a message such as "Input should be greater than or equal to 1"."""
     text = message.removeprefix("Input should be ").partition(", unable")[0].partition(", got a number")[0]
+    text = text.removeprefix("List should have ").partition(" after validation")[0]
     return _PLAIN.get(text, f"a number {text}" if text.startswith(("greater", "less")) else text)

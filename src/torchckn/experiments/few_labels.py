@@ -17,16 +17,16 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from .. import data, presets
-from ..building import build_convnet, load_data
+from .. import data
+from ..building import Images, build_network, load_data
 from ..errors import ConfigError, DataError
 from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import fit_filters
-from ..kernels import parse
 from ..network import CKN
 from ..settings import Settings
-from ..translation import translate
 from .learners import LEARNERS, Problem
+from .results import start_settings
+from .shared import digest
 
 
 def accuracy_by_labels(
@@ -37,6 +37,7 @@ def accuracy_by_labels(
     Args:
         shared: folder of what draws have in common: filters, and features of the test images.
     """
+    shared = shared / digest({name: value for name, value in start_settings(settings).items() if name != "seed"})
     whole = load_data(settings)
     if whole.test is None:
         raise DataError(f"{settings.data} has no test images, which experiments are measured with")
@@ -93,28 +94,16 @@ def draw_order(labels: Tensor, generator: torch.Generator) -> Tensor:
 def unsupervised_network(settings: Settings, whole: data.DataSet, shared: Path) -> CKN:
     """The kernel network with filters of all training images, without their labels; fitted once, whatever the draw."""
     generator = torch.Generator().manual_seed(0)
-    images, classes = whole.train.images, len(whole.classes)
-    if settings.network in presets.names():
-        net = presets.build(settings.network, images, classes, generator=generator)
-    else:
-        pixels = data.Preprocessing.fit(images, whiten=settings.whiten)
-        convnet = build_convnet(settings, whole.image_shape, classes)
-        linear = parse(settings.linear_kernel)
-        assert not isinstance(linear, str), "linear_kernel = match is refused where settings are checked"
-        net = translate(
-            convnet,
-            whole.image_shape,
-            parse(settings.kernel),
-            linear_kernel=linear,
-            classes=classes,
-            preprocessing=pixels,
-            generator=generator,
-        )
-    file = shared / f"{settings.data}-{settings.network}-{net.fingerprint()[:16]}.safetensors"
+    pixels = data.Preprocessing.fit(whole.train.images, whiten=settings.whiten)
+    images = Images(whole.train, whole.train, whole.test, whole.classes, whole.image_shape, pixels)
+    net = build_network(settings, images, generator)
+    assert isinstance(net, CKN), "cells of ConvNets are refused"
+    file = shared / "filters.safetensors"
     shared.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
         if not file.exists():
-            fit_filters(net, images, settings.training.patches, generator=generator)
+            how = settings.training
+            fit_filters(net, whole.train.images, how.patches, restarts=how.restarts, generator=generator)
             write_tensors(file, "few-labels", {}, net.state_dict())
     net.load_state_dict(read_tensors(file, "few-labels")[1])
     return net

@@ -1,8 +1,9 @@
 """Ways to learn from n labelled images: kernel networks, ConvNets, and features or kernels with a linear classifier.
 
 Each learner is made for a :class:`Problem` and then called with the number of labels. Penalties, bandwidths and learning rates
-are chosen on these labels alone: by five-fold cross-validation where they are few, on a fifth of them otherwise.
-Then all of them are fitted to. The test labels are not seen by a learner.
+are chosen on these labels alone. Penalties and bandwidths: by five-fold cross-validation below 2,000 labels, on at least 2,000
+held-out ones otherwise (``ckn``: on a fifth). Learning rates: on the folds that have at least 40 labels together, so on one fold
+from 200 labels on. Then all labels are fitted to. The test labels are not seen by a learner.
 
 ============================  ==========================================================================================
 ``ckn``                       features of a kernel network with unsupervised filters, linear classifier
@@ -142,7 +143,7 @@ def _ckn(copies: int = 0) -> Callable[[Problem], Learner]:
 
     def learner(problem: Problem) -> Learner:
         net, generator = problem.ckn(), problem.generator()
-        name, kinds = f"ckn-{net.fingerprint()[:16]}", augmentation(problem.color)
+        kinds = augmentation(problem.color)
 
         def features(images: Tensor) -> Tensor:
             return extract_features(net, images)[0]
@@ -151,7 +152,7 @@ def _ckn(copies: int = 0) -> Callable[[Problem], Learner]:
         if copies:
             changed = (augment(problem.images, kinds, generator) for _ in range(copies))
             own = torch.stack([own, *(features(images) for images in changed)])  # (1 + copies, N, d)
-        return _with_features(problem, own, _kept(problem, name, features))
+        return _with_features(problem, own, _kept(problem, "ckn", features))
 
     return learner
 
@@ -162,8 +163,7 @@ COPIES = 5
 
 def _kmeans(problem: Problem) -> Learner:
     features = PatchFeatures.fit(problem.unlabeled, torch.Generator().manual_seed(0)).__call__
-    name = f"kmeans-{'color' if problem.color else 'grey'}"
-    return _with_features(problem, features(problem.images), _kept(problem, name, features))
+    return _with_features(problem, features(problem.images), _kept(problem, "kmeans", features))
 
 
 def _best_rate(

@@ -12,14 +12,15 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import Field, model_validator
 
-from ..choices import FigureKind, LearnerName, Measure, ScaleName
+from ..choices import FigureKind, Measure, ScaleName
 from ..config import Config
 from ..errors import ConfigError, unknown_name
 from ..settings import Settings, read_settings, settings_from
+from .extras import NEEDED, Extras
 
 Model = TypeVar("Model", bound=Config)
 SCALES: tuple[ScaleName, ...] = ("cpu", "long", "paper")
@@ -148,20 +149,20 @@ class Cell:
 
     def check(self) -> None:
         """An error for what this cell could not be run with."""
-        _ = self.settings
-        if "lrs" in self.extras and not {"trial_steps", "total_seconds"} & self.extras.keys():
-            raise ConfigError(f"{self.name}: lrs needs trial_steps as well, the steps of each trial, or total_seconds")
-        if self.measure == "gradient" and "gradient" not in self.extras:
-            raise ConfigError(f"{self.name}: the measure 'gradient' needs gradient = {{ images, directions, methods }}")
-        if self.measure == "few-labels":
-            self._check_labels()
-
-    def _check_labels(self) -> None:
-        learner, counts = self.extras.get("learner"), self.extras.get("label_counts")
-        if learner not in get_args(LearnerName):
-            raise unknown_name(f"learner of {self.name}", learner, get_args(LearnerName))
-        if not isinstance(counts, list) or not counts or counts != sorted({int(count) for count in counts if count > 0}):
-            raise ConfigError(f"{self.name}: label_counts expected growing numbers of labels, got {counts!r}")
+        settings = self.settings
+        try:
+            Extras(**self.extras)
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}: {error}") from None
+        for name in NEEDED.get(self.measure, ()):
+            if name not in self.extras:
+                raise ConfigError(f"{self.name}: the measure {self.measure!r} needs {name}")
+        if self.measure == "train" and settings.training.steps == 0:
+            raise ConfigError(
+                f"{self.name}: steps expected at least 1, got 0; without training, use the measure 'unsupervised'"
+            )
+        if self.measure != "train" and settings.kind != "ckn":
+            raise ConfigError(f"{self.name}: the measure {self.measure!r} is for kind = 'ckn', got {settings.kind!r}")
 
     @property
     def settings(self) -> Settings:
@@ -217,23 +218,8 @@ def preset(name: str) -> Preset:
     return _validated(Preset, file.name, tomllib.loads(file.read_text(encoding="utf-8")))
 
 
-#: what a cell may be given beside settings of training
-_OF_MEASURES = (
-    "lrs",
-    "trial_steps",
-    "total_seconds",
-    "gradient",
-    "slip",
-    "budget",
-    "refit",
-    "refit_images",
-    "learner",
-    "label_counts",
-)
-
-
 def _require_known(name: str, source: str) -> None:
-    names = [*Settings.all_options(), *_OF_MEASURES]
+    names = [*Settings.all_options(), *Extras.model_fields]
     if name not in names and not name.startswith("options."):
         raise unknown_name(f"setting of {source}", name, names)
 
