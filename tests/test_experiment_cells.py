@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchckn import ConfigError
+from torchckn import ConfigError, NumericalError
 from torchckn.experiments import cell as cells
 from torchckn.experiments import shared
 from torchckn.experiments.results import is_finished, result_file
@@ -175,19 +175,46 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
 
 
+def fail_once(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The third step fails; gives a list that grows with every step."""
+    step, calls = ULR.step, []
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise error
+        return step(*arguments, **options)
+
+    monkeypatch.setattr(ULR, "step", failing)
+    return calls
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
+def test_a_trial_that_is_interrupted_or_lacks_memory_goes_on_where_it_was(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = cell(steps=1, lr=None, lrs=[0.01, 0.02], trial_steps=4, checkpoint_every=1)
+    trials = run_cell(own, tmp_path / "undisturbed")["measured"]["trials"]
+    calls = fail_once(error, monkeypatch)
+    with pytest.raises((KeyboardInterrupt, NumericalError)):
+        cells.run_cell(own, tmp_path)
+    assert run_cell(own, tmp_path)["measured"]["trials"] == trials, "that says nothing about a learning rate"
+    assert len(calls) == 2 + 1 + 2 + 4 + 1, "it started again"
+    assert not list((tmp_path / "work" / "trials").glob("*/")), "folders of trials are removed"
+
+
+def test_a_learning_rate_whose_trial_diverges_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_once(NumericalError("nan"), monkeypatch)
+    found = run_cell(cell(steps=1, lr=None, lrs=[0.01, 0.02], trial_steps=3), tmp_path)["measured"]
+    assert found["trials"]["cosine:0.01"] == 0.0
+    assert found["lr"] == "cosine:0.02"
+
+
 def test_a_cell_that_is_interrupted_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process; a command that is killed takes a minute (the next test)."""
     own = cell(steps=4, checkpoint_every=1)
     undisturbed = run_cell(own, tmp_path / "undisturbed")
-    step, calls = ULR.step, []
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return step(*arguments, **options)
-
-    monkeypatch.setattr(ULR, "step", interrupted)
+    calls = fail_once(KeyboardInterrupt(), monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         cells.run_cell(own, tmp_path)
     assert not is_finished(tmp_path, own)

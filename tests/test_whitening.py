@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +113,16 @@ def test_an_image_is_decomposed_once_as_long_as_there_is_memory(
     computed.clear()
     layer(images)
     assert computed == [30], "after the context nothing is kept"
+
+
+def test_a_copy_of_a_network_shares_what_is_kept(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.rand(5, 3, 8, 8, generator=generator)
+    layer = Whitening(3)
+    with layer.keeping():
+        expected = layer(images)
+        copied = copy.deepcopy(layer)
+        monkeypatch.setattr(copied, "_matrices", lambda _: pytest.fail("computed again"))
+        assert torch.equal(copied(images), expected)
 
 
 def test_kept_matrices_are_never_those_of_another_image(generator: torch.Generator) -> None:

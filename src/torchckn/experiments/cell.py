@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -118,12 +119,18 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
+#: seconds that a cell has for its current step and a checkpoint
+_PATIENCE = 60
+
+
 def _not_outliving(parent: int) -> None:
-    """If the process that started this one is killed, this one ends as well: its work is kept, and can be resumed."""
+    """If the process that started this one is killed, this one ends as well, after its current step: it can be resumed."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)  # training saves a checkpoint
+        time.sleep(_PATIENCE)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

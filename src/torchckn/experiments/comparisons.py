@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from .judging import Case, estimate
-from .results import Result, Results
+from .results import Result, Results, paired
 
 
 def difference_case(
@@ -40,9 +40,9 @@ def against_convnet(
     for filters in filters_of(results.of(experiment, **both)):
         ckn = results.of(experiment, filters=filters, kind="ckn", **both)
         convnet = results.of(experiment, filters=filters, kind="convnet", **both, **convnet_only)
-        by_seed = differences(results, ckn, convnet, "test_accuracy")
+        by_seed = differences(ckn, convnet, "test_accuracy")
         cases += difference_case(f"{filters} filters", by_seed, span, digits)
-        pairs += results.paired(ckn, convnet)
+        pairs += paired(ckn, convnet)
     return cases, pairs
 
 
@@ -70,9 +70,9 @@ def _accuracy_at(result: Result, seconds: float, key: str) -> float:
     return float(history[-1][key])
 
 
-def differences(results: Results, first: list[Result], second: list[Result], key: str) -> list[float]:
+def differences(first: list[Result], second: list[Result], key: str) -> list[float]:
     """In percentage points, seed by seed."""
-    return [100 * (a[key] - b[key]) for a, b in results.paired(first, second)]
+    return [100 * (a[key] - b[key]) for a, b in paired(first, second)]
 
 
 def filters_of(results: Sequence[Result]) -> list[int]:

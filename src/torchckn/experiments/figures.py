@@ -42,7 +42,7 @@ METHOD_NAMES = {
     "ulr": "ULR",
     "sgo": "SGO",
     "sgd": "SGD",
-    "adamw": "AdamW",
+    "adamw": "Adam",  # AdamW without weight decay
     "eigh": "closed form",
     "newton": "Newton",
     "newton:50": "Newton",

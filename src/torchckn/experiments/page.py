@@ -19,18 +19,24 @@ from .when import few_labels_tables, when_text
 
 
 def write_page(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment]) -> Path:
-    """Write the page (Markdown), its figures to ``images/<name of the page>/`` next to it, and ``when.md`` beside it."""
-    results = read_results(folder, scale)
+    """Write the page (Markdown), its figures to ``images/<name of the page>/`` next to it; at the scale cpu also ``when.md``."""
+    results = current_results(folder, scale, experiments)
     for experiment in experiments:
         draw(experiment, results, page.parent / _images(page))
-    write_atomically(page.with_name("when.md"), when_text(folder, scale, _images(page)).encode())
-    write_atomically(page, page_text(folder, scale, page, experiments).encode())
+    if scale == "cpu":
+        write_atomically(page.with_name("when.md"), when_text(results, _images(page)).encode())
+    write_atomically(page, page_text(folder, scale, page, experiments, results).encode())
     return page
 
 
-def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment]) -> str:
+def current_results(folder: Path, scale: ScaleName, experiments: Sequence[Experiment]) -> Results:
+    """The results at a scale, without those of experiments that have been changed since."""
+    return read_results(folder, scale, [cell for one in experiments if scale in one.scale for cell in one.cells(scale)])
+
+
+def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment], results: Results) -> str:
     """The page as Markdown. The text of ``notes.md`` in the folder of the results follows the claims."""
-    results, notes = read_results(folder, scale), folder / "results" / scale / "notes.md"
+    notes = folder / "results" / scale / "notes.md"
     experiments = [experiment for experiment in experiments if scale in experiment.scale]
     parts = [f"# Results of the experiments, scale `{scale}`", _introduction(results, scale), *_presets(scale, experiments)]
     parts += ["## Claims", VERDICT_RULES, claims_table(results)]
@@ -56,26 +62,33 @@ def _introduction(results: Results, scale: str) -> str:
     machines = sorted({str(result.environment.get("processor")) for result in results.all})
     versions = sorted({f"torch {result.environment['versions']['torch']}" for result in results.all})
     threads = sorted({str(result.environment["threads"]) for result in results.all})
-    return (
+    uncommitted = sum(bool(result.environment.get("git_changes")) for result in own)
+    parts = [
         f"{len(own)} runs, {hours:.1f} hours or more in total, on {', '.join(machines)} (threads per run: {', '.join(threads)}; "
-        f"{', '.join(versions)}). All hyperparameters were chosen on validation images; the test images were used once per run, "
-        f"at its end. {_clocks(own)} Each run is a file in `results/{scale}` with its settings, history, machine and commit. "
+        f"{', '.join(versions)}).",
+        "All hyperparameters were chosen on validation images; the test images were used once per run, at its end.",
+        _clocks(own),
+        f"Each run is a file in `results/{scale}` with its settings, history, machine and commit (in {uncommitted} of them, some "
+        "files, such as other results, were not committed).",
         f"`torchckn reproduce --all --scale {scale}` runs what is missing and writes this page; with `--draw` it writes the page "
-        "from the existing results."
-    )
+        "from the existing results.",
+    ]
+    if results.outdated:
+        parts.append(f"{results.outdated} results are left out, because their experiments have been changed since.")
+    return " ".join(parts)
 
 
 def _clocks(results: Sequence[Result]) -> str:
     by_cpu = sum(result.clock == "cpu" for result in results)
     return (
-        f"Times are CPU times of the process in {by_cpu} runs, which other programs on the machine hardly affect, and wall-clock "
+        f"Times are CPU times of the process in {by_cpu} runs, which other programs on the machine affect less, and wall-clock "
         f"times in the other {len(results) - by_cpu}."
     )
 
 
 def _presets(scale: ScaleName, experiments: Sequence[Experiment]) -> list[str]:
     """The settings that the scale's runs have in common, and where they differ from the paper's."""
-    names = dict.fromkeys(one.scale[scale].preset for one in experiments if scale in one.scale)
+    names = dict.fromkeys(one.scale[scale].preset for one in experiments)
     return ["\n".join(f"- Preset `{name}`: {preset(name).about}" for name in names if name)]
 
 

@@ -78,17 +78,20 @@ def identity(settings: Settings, extras: dict[str, Any], measure: str) -> dict[s
 
 @dataclass(frozen=True)
 class Results:
-    """All results, with ways to select them."""
+    """All results, with a way to select them."""
 
     all: Sequence[Result]
+    outdated: int = 0
+    """results that were left out, because their experiments have been changed since"""
 
     def of(self, experiment: str, **wanted: Any) -> list[Result]:
         return [result for result in self.all if result.experiment == experiment and result.fits(wanted)]
 
-    def paired(self, first: list[Result], second: list[Result]) -> list[tuple[Result, Result]]:
-        """Results of two kinds, seed by seed: a difference between other seeds would be one between other images."""
-        other = {result.seed: result for result in second}
-        return [(result, other[result.seed]) for result in first if result.seed in other]
+
+def paired(first: Sequence[Result], second: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """Results of two kinds, seed by seed: a difference between other seeds would be one between other images."""
+    other = {result.seed: result for result in second}
+    return [(result, other[result.seed]) for result in first if result.seed in other]
 
 
 def accuracies_by_labels(results: Sequence[Result]) -> dict[int, list[float]]:
@@ -100,9 +103,12 @@ def accuracies_by_labels(results: Sequence[Result]) -> dict[int, list[float]]:
     return accuracies
 
 
-def read_results(folder: Path, scale: str) -> Results:
-    """What there is, of all experiments."""
-    return Results([read_result(file) for file in sorted((folder / "results" / scale).glob("*/*.json"))])
+def read_results(folder: Path, scale: str, cells: Sequence[Cell] = ()) -> Results:
+    """What there is, of all experiments; without what is not the result of its cell as that is now, if it is among ``cells``."""
+    results = {file: read_result(file) for file in sorted((folder / "results" / scale).glob("*/*.json"))}
+    cell_of = {result_file(folder, cell): cell for cell in cells}
+    current = [result for file, result in results.items() if file not in cell_of or result.is_of(cell_of[file])]
+    return Results(current, len(results) - len(current))
 
 
 def result_file(folder: Path, cell: Cell) -> Path:

@@ -2,8 +2,8 @@
 
 Cells that begin alike (the same unsupervised network, the same seed) share that beginning: it is computed once and kept in
 ``work/starts``. Cells that differ only in their seed, or in their number of steps, share the choice of a learning rate, made
-with the first seed and kept in ``work/trials`` and in every result. A cell with ``total_seconds`` is trained for as many steps
-as fit into that time; how long a step takes is measured with the first seed and kept in ``work/speeds``. Read next:
+with seed 0 and kept in ``work/trials`` and in every result. A cell with ``total_seconds`` is trained for as many steps as fit
+into that time; how long a step takes is measured with seed 0 and kept in ``work/speeds``. Read next:
 :mod:`torchckn.experiments.cell`.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from filelock import FileLock
 
 from .. import runs
 from ..building import Images, build_network, load_images
-from ..errors import ConfigError, DataError, NumericalError
+from ..errors import ConfigError, DataError, NumericalError, is_out_of_memory
 from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import TrainResult, evaluate, fit_filters, fit_head
 from ..network import CKN, Classifier
@@ -32,7 +33,7 @@ from .spec import Cell
 from .variants import method_class, preprocessing
 
 #: Settings that do not change which learning rate is chosen.
-_UNTRIED = {"seed", "steps", "evaluate_every", "checkpoint_every"}
+_UNTRIED = {"seed", "steps", "evaluate_every"}
 #: Training images that the classifier of a trial is fitted to.
 _TRIAL_IMAGES = 10_000
 
@@ -51,7 +52,8 @@ def shared_files(folder: Path, cell: Cell) -> list[Path]:
     """What the first of some cells computes for all of them: a cell that needs one waits until it is there."""
     if cell.measure == "few-labels":  # short enough to wait for
         return []
-    return [start_file(folder, cell), *([trials_file(folder, cell)] if is_to_be_tuned(cell) else [])]
+    timed = [speed_file(folder, cell)] if "total_seconds" in cell.extras else []
+    return [start_file(folder, cell), *timed, *([trials_file(folder, cell)] if is_to_be_tuned(cell) else [])]
 
 
 def start_file(folder: Path, cell: Cell) -> Path:
@@ -130,10 +132,20 @@ class Bench:
         began, facts = clock(), {}
         if not isinstance(net, CKN):
             return {"start_seconds": 0.0}  # a ConvNet begins as random as it is
-        how = self.settings.training
-        fit_filters(net, self.images.train, how.patches, restarts=how.restarts, generator=self.generator())
+        how, unlabeled = self.settings.training, self.images.unlabeled
+        images = self.images.train if unlabeled is None else unlabeled
+        fit_filters(net, images, how.patches, restarts=how.restarts, generator=self.generator())
         if self.cell.measure != "gradient":
-            head = fit_head(net, self.images.train, self.images.valid, loss=how.loss, search=how.penalty_search)
+            head = fit_head(
+                net,
+                self.images.train,
+                self.images.valid,
+                loss=how.loss,
+                search=how.penalty_search,
+                folds=how.folds,
+                class_weights=how.class_weights,
+                label_smoothing=how.label_smoothing,
+            )
             facts = {"start_valid_accuracy": head.accuracy, "start_lam": head.lam}
         return facts | {"start_seconds": round(clock() - began, 2)}
 
@@ -184,7 +196,7 @@ def _speed(bench: Bench) -> dict[str, float]:
     net, facts = bench.started()
     training = bench.settings.training.resolved(net.default_method, len(bench.images.train))
     first = max(1, len(bench.images.train) // (training.batch_size or 1))
-    lr = training.lr or bench.cell.extras["lrs"][0]
+    lr = bench.settings.training.lr or _schedules(bench.cell)[0]
     result = bench.trained(net, None, lr=lr, steps=2 * first, evaluate_every=first, final_head=False)
     at = {record["step"]: record["seconds"] for record in result.history if "valid_accuracy" in record}
     return {
@@ -196,7 +208,7 @@ def _speed(bench: Bench) -> dict[str, float]:
 
 
 def tuned(bench: Bench) -> tuple[Any, dict[str, float]]:
-    """The learning rate whose short trial, with the first seed, has the best validation accuracy; and the accuracies of all."""
+    """The learning rate whose trial, with seed 0, has the best validation accuracy; and the accuracies of all."""
     if not is_to_be_tuned(bench.cell):
         return bench.settings.training.lr, {}
     file = trials_file(bench.folder, bench.cell)
@@ -223,19 +235,28 @@ def _try(bench: Bench, file: Path) -> Path:
     """Write down the accuracy of each learning rate, with a classifier refitted to the filters after the trial.
 
     The classifier of the last step is that of a few images, and noisier for larger steps; it would favour small ones.
-    After an interruption, the file has what was tried before.
+    After an interruption, the file has what was tried before, and the trial goes on from its last checkpoint.
     """
     some = bench.images.train[:_TRIAL_IMAGES]
     trials: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     steps = bench.cell.extras.get("trial_steps", bench.settings.training.steps)
-    for lr in (given if isinstance(given, str) else f"cosine:{given}" for given in bench.cell.extras["lrs"]):
+    for lr in _schedules(bench.cell):
         if lr not in trials:
             net, _ = bench.started()
+            run = file.with_name(f"{file.stem}-{lr.replace(':', '-')}")
             try:
-                bench.trained(net, None, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
+                bench.trained(net, run, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
                 accuracy = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss, folds=0).accuracy
                 trials[lr] = 0.0 if accuracy is None else accuracy
-            except NumericalError:
+            except (NumericalError, DataError) as error:
+                if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+                    raise  # says nothing about a learning rate
                 trials[lr] = 0.0
             write_atomically(file, json.dumps(trials).encode())
+            shutil.rmtree(run, ignore_errors=True)
     return file
+
+
+def _schedules(cell: Cell) -> list[str]:
+    """The learning rates to try."""
+    return [lr if isinstance(lr, str) else f"cosine:{lr}" for lr in cell.extras["lrs"]]

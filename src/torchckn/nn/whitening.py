@@ -147,6 +147,9 @@ class KeptMatrices:
     def __len__(self) -> int:
         return len(self._places)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptMatrices:
+        return self  # a copy of a network sees the same images, and would compute the same again
+
     def of(self, images: Tensor, digests: list[bytes], compute: Callable[[Tensor], Tensor]) -> Tensor:
         """The matrices (N, s, s + 1) of images with these digests; ``compute`` gives those that are not here yet."""
         if self._like is None and len(images):
@@ -230,7 +233,8 @@ class Whitening(nn.Module):
             self._whitened = None
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, patch_size={self.patch_size}, eps={self.eps:g}"
+        root = "" if self.root == 2 else f", root={self.root}"
+        return f"{self.in_channels}, patch_size={self.patch_size}, eps={self.eps:g}{root}"
 
 
 def every_whitening(net: nn.Module, keeping: Callable[[Whitening], AbstractContextManager[Any]]) -> ExitStack:

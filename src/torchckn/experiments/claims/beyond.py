@@ -11,7 +11,7 @@ from ..comparisons import difference_case, differences
 from ..figures import DATA_NAMES, LEARNER_NAMES, grouped, joined_label
 from ..figures import NETWORK_NAMES as NAMES
 from ..judging import ABOVE_ZERO, EXTENSION, Case, Claims
-from ..results import Results, accuracies_by_labels
+from ..results import Results, accuracies_by_labels, paired
 
 CLAIMS = Claims()
 _claim = CLAIMS.add
@@ -29,12 +29,12 @@ def _equal_time_claim(by: str, **convnet: Any) -> None:
             ckn = results.of("equal-time", kind="ckn", centering="feature", **same)
             other = results.of("equal-time", kind="convnet", **convnet, **same)
             label = joined_label(["filters", "total_seconds"], [filters, seconds])
-            cases += difference_case(label, differences(results, ckn, other, "test_accuracy"), ABOVE_ZERO)
+            cases += difference_case(label, differences(ckn, other, "test_accuracy"), ABOVE_ZERO)
         return cases, ""
 
 
 _equal_time_claim("SGD from the paper's weights", optimizer="sgd", method="sgd", centering="feature")
-_equal_time_claim("AdamW from He weights", optimizer="adamw")
+_equal_time_claim("Adam from He weights", optimizer="adamw")
 
 
 # Few labels: the same labels for both learners, draw by draw
@@ -47,7 +47,7 @@ def _few_labels_claim(data: str, first: str, second: str, experiment: str = "few
     @_claim("Few labels, {}{}: *{}* is more accurate than *{}*".format(*names), EXTENSION)
     def _difference(results: Results) -> tuple[list[Case], str]:
         ours = results.of(experiment, data=data, learner=first)
-        pairs = results.paired(ours, results.of("few-labels", data=data, learner=second))
+        pairs = paired(ours, results.of("few-labels", data=data, learner=second))
         own, others = (accuracies_by_labels([pair[i] for pair in pairs]) for i in (0, 1))
         cases: list[Case] = []
         for count in sorted(own.keys() & others.keys()):
@@ -80,7 +80,7 @@ def _comparison(text: str, experiment: str, changed: dict[str, Any], baseline: d
         cases = []
         for network in dict.fromkeys(r["network"] for r in results.of(experiment)):
             first, second = (results.of(experiment, network=network, **variables) for variables in (changed, baseline))
-            cases += difference_case(NAMES[network], differences(results, first, second, "test_accuracy"), ABOVE_ZERO)
+            cases += difference_case(NAMES[network], differences(first, second, "test_accuracy"), ABOVE_ZERO)
         return cases, ""
 
 

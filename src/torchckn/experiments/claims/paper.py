@@ -1,4 +1,4 @@
-"""The paper's claims and those of the released runs, with the like that the paper does not have next to them.
+"""The paper's claims and those of the released runs, together with similar claims that are not in the paper.
 
 Read first: :mod:`torchckn.experiments.comparisons`. Read next: :mod:`torchckn.experiments.claims.beyond`.
 """
@@ -13,7 +13,7 @@ from ..comparisons import accuracy_case, against_convnet, at_equal_time, differe
 from ..figures import NETWORK_NAMES as NAMES
 from ..figures import value_label
 from ..judging import ABOVE_ZERO, EXTENSION, Case, Claims, estimate, geometric_estimate
-from ..results import Result, Results
+from ..results import Result, Results, paired
 
 CLAIMS = Claims()
 _claim = CLAIMS.add
@@ -70,7 +70,7 @@ def _newton_many(results: Results) -> tuple[list[Case], str]:
 
 def _newton_minus_svd(results: Results, filters: int) -> list[float]:
     newton, svd = (results.of("inverse-root", filters=filters, inverse_sqrt=method) for method in ("newton:50", "svd"))
-    return differences(results, newton, svd, "valid_accuracy")
+    return differences(newton, svd, "valid_accuracy")
 
 
 # Ultimate layer reversal
@@ -93,7 +93,7 @@ def _ulr_claim(network: str, filters: int, normalize: bool, claimed: float | Non
             (False, "valid_accuracy", "classifier of the last step"),
         ):
             ulr = results.of("ulr-sgo", method="ulr", refit=refit, **selection)
-            pairs = results.paired(ulr, results.of("ulr-sgo", method="sgo", normalize=normalize, refit=refit, **selection))
+            pairs = paired(ulr, results.of("ulr-sgo", method="sgo", normalize=normalize, refit=refit, **selection))
             if pairs:
                 steps = f"{classifier}, after {pairs[0][0].history[-1]['step']} steps"
                 by_steps = [100 * (a.history[-1][key] - b.history[-1][key]) for a, b in pairs]
@@ -145,8 +145,9 @@ def _allcnn_claim(source: str, experiment: str, setup: str, both: dict[str, Any]
     @_claim(f"All-CNN-C: the CKN is 3 to 16 % more accurate than the ConvNet ({setup})", source)
     def _difference(results: Results) -> tuple[list[Case], str]:
         cases, pairs = against_convnet(results, experiment, {"network": "allcnn", **both}, (3, 16), **convnet)
-        ratios = [other.training_seconds / ckn.training_seconds for ckn, other in pairs]
-        return cases, f"training time of the ConvNet: {estimate(ratios).mean:.1f} times the CKN's" if ratios else ""
+        ratios = sorted(other.training_seconds / ckn.training_seconds for ckn, other in pairs)
+        shown = " to ".join(dict.fromkeys(f"{ratio:.1f}" for ratio in ratios[:: max(1, len(ratios) - 1)]))
+        return cases, f"training time of the ConvNet: {shown} times the CKN's, set-up not counted" if ratios else ""
 
 
 _BUDGETS = {"steps": "equal number of steps", "time": "equal training time"}
@@ -172,7 +173,7 @@ def _unsupervised_claim(network: str, low: int, high: float = math.inf) -> None:
         for filters in filters_of(results.of("unsupervised", network=network)):
             unsupervised = results.of("unsupervised", network=network, filters=filters)
             trained = results.of("ckn-convnet", network=network, filters=filters, kind="ckn")
-            pairs = results.paired(unsupervised, trained)
+            pairs = paired(unsupervised, trained)
             if pairs:
                 interval = estimate([100 * a["test_accuracy"] / b["test_accuracy"] for a, b in pairs])
                 label = f"{filters} filters: {interval.text(signed=False)}"
@@ -213,7 +214,7 @@ def _connections_claim(network: str, incomplete: float, complete: float) -> None
         cases = []
         for centering, label in _CENTERINGS.items():
             first, second = (runs_of(results, scheme, centering) for scheme in ("complete", "incomplete"))
-            cases += difference_case(label, differences(results, first, second, "test_accuracy"), (-0.1, math.inf), 2)
+            cases += difference_case(label, differences(first, second, "test_accuracy"), (-0.1, math.inf), 2)
         return cases, ""
 
 
@@ -232,8 +233,8 @@ def _released_claim(network: str, kind: str, steps: int, accuracy: float) -> Non
 
     @_claim(f"Released run, {NAMES[network]} {NAMES[kind]}, refitted classifier: {reached}", "released curves")
     def _reached(results: Results) -> tuple[list[Case], str]:
-        runs = [r for r in results.of("released", network=network, kind=kind) if r.settings["steps"] == steps]
-        return accuracy_case("", [r for r in runs if r.settings["final_head"]], (accuracy - _CLOSE, accuracy + _CLOSE)), ""
+        runs = results.of("released", network=network, kind=kind, steps=steps)
+        return accuracy_case("", runs, (accuracy - _CLOSE, accuracy + _CLOSE)), ""
 
 
 for _network, _kind, _accuracies in (
