@@ -247,6 +247,10 @@ def test_numbers_in_the_notes_come_from_the_results() -> None:
     assert notes.filled("{slips seconds}", Results(timed)) == "7 s"
     with pytest.raises(DataError, match=r"notes.md: \{slips test network=lenet5\} names no run"):
         notes.filled("{slips test network=lenet5}", Results(runs))
+    with pytest.raises(ConfigError, match=r"unknown number in notes.md, \{slips tests\}: 'tests'.*Did you mean 'test'"):
+        notes.filled("{slips tests}", Results(runs))
+    with pytest.raises(DataError, match="names no run"):
+        notes.filled("{slips test augment=flip,crop}", Results(runs))
 
 
 def test_no_measured_number_in_the_notes_is_written_by_hand() -> None:

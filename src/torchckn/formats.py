@@ -13,16 +13,6 @@ def percent(fraction: float, digits: int = 1) -> str:
     return f"{100 * fraction:z.{digits}f} %"
 
 
-def difference(points: float, digits: int = 1) -> str:
-    """A difference of two percentages, with its sign.
-
-    Example:
-        >>> difference(1.72), difference(-0.01)
-        ('+1.7 %', '+0.0 %')
-    """
-    return f"{points:+z.{digits}f} %"
-
-
 def number(value: float) -> str:
     """A number to four digits.
 

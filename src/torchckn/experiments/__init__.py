@@ -2,6 +2,7 @@
 
 ========================  =====================================================================================
 :mod:`.spec`              ``specs/*.toml``: what an experiment is; it becomes cells, each one network trained once
+:mod:`.extras`            what a cell may be given besides settings of training
 :mod:`.shared`            what cells share: starts, learning rates, speeds
 :mod:`.cell`              one cell, run from nothing to a JSON file
 :mod:`.runner`            all cells: in parallel processes, resumed where they were interrupted
@@ -10,9 +11,10 @@
 :mod:`.judging`           intervals over seeds, and the rule by which a claim holds
 :mod:`.comparisons`       accuracies, and their differences seed by seed
 :mod:`.claims`            what is claimed, in the paper and beyond it, and whether it holds
-:mod:`.page`              one page of all this
+:mod:`.page`              one page of all this, with the text of ``notes.md`` (:mod:`.notes`)
 :mod:`.when`              the page "When to use a kernel network"
-:mod:`.few_labels`        accuracy with n labels, and the learners that are compared
+:mod:`.few_labels`        accuracy with n labels; :mod:`.learners` and :mod:`.baselines` are compared
+:mod:`.gradient`          error of a gradient; :mod:`.variants`: slips; :mod:`.refitting`: classifiers refitted while training
 ========================  =====================================================================================
 
 Paper: section 5 and appendices B and G. ``torchckn reproduce`` is the command.

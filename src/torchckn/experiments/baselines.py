@@ -168,7 +168,7 @@ def _hog(x: Tensor) -> Tensor:
 
 
 class PatchFeatures(NamedTuple):
-    """Soft-thresholded products of whitened patches with centroids, summed over the quarters of an image.
+    """Soft-thresholded products of whitened patches with centroids, averaged over the quarters of an image.
 
     ``max(0, <d_k, z> - alpha)`` for each centroid d_k and whitened patch z, as Coates and Ng have it.
     """

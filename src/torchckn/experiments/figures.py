@@ -267,9 +267,9 @@ def _plot_with_range(axes: Axes, points: Sequence[tuple[float, list[float]]], co
 
 
 def joined_label(names: Sequence[str], values: Sequence[Any]) -> str:
-    """The label of a line or panel: ``ConvNet, AdamW``; an optimizer of its own says more than the method, SGD less."""
+    """The label of a line or panel: ``ConvNet, Adam``; an optimizer of its own says more than the method, SGD less."""
     given = dict(zip(names, values, strict=True))
-    if "optimizer" in given:
+    if {"optimizer", "method"} <= given.keys():
         del given["optimizer" if given["optimizer"] == "sgd" else "method"]
     return ", ".join(value_label(name, value) for name, value in given.items())
 

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field, replace
 
 from scipy.special import stdtrit
 
-from ..formats import difference
-
 #: How verdicts are reached, for readers of the page.
 VERDICT_RULES = (
-    "Each number is a mean over n seeds with its 95 % confidence interval (Student's t). Differences of accuracy are in "
-    "percentage points, between runs with the same seed and thus the same images. A claim gives a range for a difference, a "
-    "fraction or an accuracy. It *holds* for a network and a number of filters if the whole interval is inside the range, "
+    "Each number of this table is a mean over n seeds with its 95 % confidence interval (Student's t). Differences of accuracy "
+    "are in percentage points, between runs with the same seed and thus the same images. A claim gives a range for a difference, "
+    "a fraction or an accuracy. It *holds* for a network and a number of filters if the whole interval is inside the range, "
     "it *does not hold* if the whole interval is outside, and it is *undecided* if the interval is partly inside or if "
-    "there is only one seed, and thus no interval. *More accurate* without a number means a difference above zero."
+    "there is only one seed, and thus no interval. *More accurate* without a number means a difference above zero. "
+    "The intervals cover the choice of the seed only (initial filters, batches, which images are validation images, or which "
+    "labels are drawn), because the test images are always the same. They are not corrected for their number: of a hundred "
+    "such intervals, about five do not contain what they should."
 )
 
 #: source of a claim that is not the paper's
@@ -58,8 +59,7 @@ class Estimate:
         """
 
         def written(value: float) -> str:
-            number = difference(value, digits) if signed else f"{value:z.{digits}f} %"
-            return number.removesuffix(" %")
+            return f"{value:{'+' if signed else ''}z.{digits}f}"
 
         interval = f"{written(self.low)} to {written(self.high)}, " if self.n > 1 else ""
         return f"{written(self.mean)}{unit} ({interval}n = {self.n})"

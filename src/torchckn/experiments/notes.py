@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import statistics
 
-from ..errors import DataError
+from ..errors import DataError, unknown_name
 from ..formats import percent
 from .results import Result, Results
 
-_PLACE = re.compile(r"\{([\w-]+) (test|valid|start|seconds)((?: [\w.]+=[\w:.-]+)*)\}")
+_PLACE = re.compile(r"\{([\w-]+) (\w+)((?: [^\s=}]+=[^\s}]+)*)\}")
+_KEYS = {"test": "test_accuracy", "valid": "valid_accuracy", "start": "start_valid_accuracy"}
 
 
 def filled(text: str, results: Results) -> str:
@@ -28,10 +29,11 @@ def _number(place: re.Match[str], results: Results) -> str:
     runs = [run for run in results.of(experiment) if _fits(run, wanted)]
     if not runs:
         raise DataError(f"notes.md: {place.group()} names no run in the results; run it, or correct the text")
+    if key not in (*_KEYS, "seconds"):
+        raise unknown_name(f"number in notes.md, {place.group()}:", key, (*_KEYS, "seconds"))
     if key == "seconds":
         return f"{statistics.fmean(run.training_seconds for run in runs):.0f} s"
-    names = {"test": "test_accuracy", "valid": "valid_accuracy", "start": "start_valid_accuracy"}
-    return percent(statistics.fmean(run[names[key]] for run in runs))
+    return percent(statistics.fmean(run[_KEYS[key]] for run in runs))
 
 
 def _fits(run: Result, wanted: dict[str, str]) -> bool:

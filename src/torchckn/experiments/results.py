@@ -34,7 +34,7 @@ class Result:
     clock: str = "wall"
     """whether times are CPU time (``"cpu"``) or wall-clock time"""
     copied_from: str | None = None
-    """the name of a cell of another experiment that measures the very same"""
+    """an experiment, and the values of its variables, that measure the very same"""
 
     def __getitem__(self, name: str) -> Any:
         """A variable, or what was measured, by name."""

@@ -12,7 +12,7 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
@@ -23,7 +23,7 @@ from ..settings import Settings, read_settings, settings_from
 from .extras import NEEDED, Extras
 
 Model = TypeVar("Model", bound=Config)
-SCALES: tuple[ScaleName, ...] = ("cpu", "long", "paper")
+SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
 
 
 class Rule(Config):

@@ -197,7 +197,7 @@ def _pieces(net: Classifier, images: Tensor, chunk: Chunk, unit: int | None) -> 
     if coupled:
         raise ConfigError(
             f"a batch cannot be cut into chunks for a network with {type(coupled[0]).__name__}, whose output for an "
-            "image depends on the whole batch; use chunk='all'"
+            "image depends on the whole batch or on random numbers; use chunk='all'"
         )
     pieces = list(images.split(chunk))
     if (

@@ -200,7 +200,7 @@ def pick_patches(layer: KernelLayer, x: Tensor, per_image: int, generator: torch
     rows = []
     for region in range(int(region_of.max()) + 1):
         places = torch.nonzero(region_of == region).flatten()
-        tries = min(len(places), max(_TRIES, 2 * per_image)) if len(places) > 1 else 1
+        tries = min(len(places), max(_TRIES, 2 * per_image))
         drawn = places[_random_places(n, len(places), tries, per_image, generator)].to(x.device)  # (n, tries)
         image = torch.arange(n, device=x.device)[:, None]
         patches = view[image, drawn // width, drawn % width].flatten(3).flatten(2)  # (n, tries, s)
@@ -229,7 +229,7 @@ def pick_pairs(first: Tensor, second: Tensor, per_image: int, generator: torch.G
     """
     images = [x[:, :, None, None] if x.ndim == 2 else x for x in (first, second)]
     height, width = (max(x.shape[axis] for x in images) for axis in (2, 3))
-    tries = min(height * width, max(_TRIES, 2 * per_image)) if height * width > 1 else 1
+    tries = min(height * width, max(_TRIES, 2 * per_image))
     places = torch.rand(len(first), height * width, generator=generator).topk(tries, 1).indices.to(first.device)
     halves = [x.expand(-1, -1, height, width).flatten(2).mT for x in images]  # (n, positions, C)
     rows = [half.gather(1, places[:, :, None].expand(-1, -1, half.shape[2])) for half in halves]  # (n, tries, C)
