@@ -156,7 +156,18 @@ def test_gaussian_pooling_equals_the_loop_oracle(size: tuple[int, int], stride: 
     expected = oracles.gaussian_pool(x.numpy(), stride, sigma, window, window // 2)
     for layout in (torch.contiguous_format, torch.channels_last):
         np.testing.assert_allclose(pool(x.contiguous(memory_format=layout)), expected, atol=1e-12)
+        np.testing.assert_allclose(pool(x.float().contiguous(memory_format=layout)), expected, atol=1e-5)  # another way
     np.testing.assert_allclose(pool(x[0]), expected[0], atol=1e-12)
+
+
+def test_gradients_of_gaussian_pooling_in_float32_are_those_in_float64(generator: torch.Generator) -> None:
+    x, pool = torch.randn(2, 3, 9, 7, generator=generator), GaussianPool2d(2)
+    weights = torch.randn(pool(x).shape, generator=generator)
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        image = x.to(dtype).requires_grad_()
+        gradients += torch.autograd.grad((pool(image) * weights).sum(), image)
+    torch.testing.assert_close(gradients[0].double(), gradients[1], rtol=1e-5, atol=1e-6)
 
 
 def test_gaussian_pooling_has_the_defaults_of_the_literature() -> None:

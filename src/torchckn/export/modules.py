@@ -204,9 +204,8 @@ class _GaussianPool(nn.Module):
 
     def __init__(self, pool: GaussianPool2d) -> None:
         super().__init__()
-        size = pool.kernel_size
-        weights = GaussianPool2d(1, pool.sigma, size, padding=0).matrix(size)  # (1, size): the window itself
-        self.register_buffer("window", (weights.mT @ weights)[None, None])
+        window = pool.window()
+        self.register_buffer("window", torch.outer(window, window)[None, None])
         self.stride, self.padding = pool.stride, pool.padding
 
     def forward(self, x: Tensor) -> Tensor:

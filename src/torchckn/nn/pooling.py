@@ -7,6 +7,7 @@ module adds the Gaussian average of the CKN literature. Read next: :mod:`torchck
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
@@ -18,7 +19,7 @@ class GaussianPool2d(nn.Module):
 
     The weight of x' around x is proportional to ``exp(-|x' - x|^2 / (2 sigma^2))``, and the weights sum to one; the
     image is padded with zeros. The defaults are those of the CKN literature for subsampling by ``stride``: sigma =
-    stride / sqrt 2, a window of 2 stride + 1, padding by stride. Computed as two small matrix products, at the output
+    stride / sqrt 2, a window of 2 stride + 1, padding by stride. Computed along one axis after the other, at the output
     positions only.
     """
 
@@ -42,24 +43,33 @@ class GaussianPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
             raise DataError(f"GaussianPool2d expected floating-point input, got {x.dtype}; use x.float()")
-        rows, columns = (self.matrix(n).to(x) for n in x.shape[-2:])
-        if x.ndim != 4 or x.stride(1) != 1:  # the channels are not last
+        if x.ndim != 4 or x.dtype == torch.float64:  # which torch has no fast convolution for
+            rows, columns = (self.matrix(n).to(x) for n in x.shape[-2:])
             return rows @ x @ columns.mT
-        across = columns @ x.permute(0, 2, 3, 1)  # (N, H, q, C): as it is in memory, without copies
-        pooled = rows @ across.flatten(2)  # (N, p, q C)
-        return pooled.unflatten(2, across.shape[2:]).permute(0, 3, 1, 2)
+        for size in x.shape[2:]:
+            self._positions(size)
+        channels, window = x.shape[1], self.window().to(x).expand(x.shape[1], 1, 1, -1)
+        down = F.conv2d(x, window.mT, None, (self.stride, 1), (self.padding, 0), groups=channels)
+        return F.conv2d(down, window, None, (1, self.stride), (0, self.padding), groups=channels)
+
+    def window(self) -> Tensor:
+        """The weights along one axis: (kernel_size,), float64"""
+        offset = torch.arange(self.kernel_size, dtype=torch.float64) - (self.kernel_size - 1) / 2
+        return torch.softmax(-(offset**2) / (2 * self.sigma**2), 0)
 
     def matrix(self, size: int) -> Tensor:
         """The pooling along one axis as a matrix: (output positions, input positions), float64."""
+        first = torch.arange(self._positions(size))[:, None] * self.stride - self.padding
+        offset = torch.arange(size) - first  # index of each input position in each window
+        inside = (offset >= 0) & (offset < self.kernel_size)
+        return self.window()[offset.clamp(0, self.kernel_size - 1)].masked_fill(~inside, 0.0)
+
+    def _positions(self, size: int) -> int:
+        """Number of outputs along an axis."""
         positions = conv_output_size((size, 1), (self.kernel_size, 1), (self.stride, 1), (self.padding, 0), (1, 1))[0]
         if positions < 1:
             raise DataError(f"GaussianPool2d expected at least {self.kernel_size - 2 * self.padding} pixels, got {size}")
-        first = torch.arange(positions)[:, None] * self.stride - self.padding
-        offset = torch.arange(size) - first  # index of each input position in each window
-        window = torch.arange(self.kernel_size, dtype=torch.float64) - (self.kernel_size - 1) / 2
-        weights = torch.softmax(-(window**2) / (2 * self.sigma**2), 0)
-        inside = (offset >= 0) & (offset < self.kernel_size)
-        return weights[offset.clamp(0, self.kernel_size - 1)].masked_fill(~inside, 0.0)
+        return positions
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}, sigma={self.sigma:.3g}, kernel_size={self.kernel_size}, padding={self.padding}"
