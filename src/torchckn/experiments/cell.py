@@ -30,7 +30,7 @@ from .few_labels import accuracy_by_labels
 from .gradient import gradient_errors
 from .refitting import Refitting
 from .results import identity, is_finished, read_results, result_file
-from .shared import Bench, clock, digest, images_of, timed, tuned
+from .shared import Bench, clock, digest, timed, tuned
 from .spec import Cell
 
 
@@ -43,7 +43,7 @@ def run_cell(cell: Cell, folder: Path) -> None:
         if not is_finished(folder, cell):
             content = _copied(cell, folder)
             if content is None:
-                bench = Bench(cell, work, folder, images_of(cell))
+                bench = Bench(cell, work, folder)
                 measured, history = _MEASURES[cell.measure](bench)
                 content = {"measured": measured, "history": history, "seconds": round(clock() - began, 1)}
                 content |= {"clock": "cpu" if torch.get_num_threads() == 1 else "wall", "environment": runs.environment()}

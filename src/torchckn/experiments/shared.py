@@ -15,6 +15,7 @@ import math
 import shutil
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,6 @@ _TRIAL_IMAGES = 10_000
 def clock() -> float:
     """CPU time where there is one thread, which other programs on the machine hardly change; else wall-clock time."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-
-def images_of(cell: Cell) -> Images:
-    images = load_images(cell.settings)
-    return images._replace(pixels=preprocessing(images.pixels, cell.extras.get("slip")))
 
 
 def shared_files(folder: Path, cell: Cell) -> list[Path]:
@@ -99,18 +95,19 @@ class Bench:
     cell: Cell
     work: Path
     folder: Path
-    images: Images
 
     @property
     def settings(self) -> Settings:
         return self.cell.settings
 
+    @cached_property
+    def images(self) -> Images:
+        """The seed draws which ones are validation images."""
+        images = load_images(self.settings)
+        return images._replace(pixels=preprocessing(images.pixels, self.cell.extras.get("slip")))
+
     def with_seed(self, seed: int) -> Bench:
-        """The same cell with this seed, which also draws its training and validation images."""
-        if seed == self.cell.seed:
-            return self
-        cell = replace(self.cell, seed=seed)
-        return replace(self, cell=cell, images=images_of(cell))
+        return self if seed == self.cell.seed else replace(self, cell=replace(self.cell, seed=seed))
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.settings.training.seed)
