@@ -96,7 +96,7 @@ def value_label(name: str, value: Any) -> str:
     if name == "centering":
         return "no feature scaling" if value == "raw" else f"centering per {value}"
     if name == "augment":
-        return "no augmentation" if value == "none" else str(value).replace(",", " and ")
+        return "no augmentation" if value == "none" else " and ".join(f"{kind}s" for kind in value.split(","))
     if name == "slip":
         return "none" if value == "none" else str(value).replace("-", " ")
     return NETWORK_NAMES.get(value, METHOD_NAMES.get(value, str(value)))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import resources
 from string import Template
 
-from .figures import DATA_NAMES, LEARNER_NAMES, grouped, joined_label
+from .figures import DATA_NAMES, LEARNER_NAMES, grouped, joined_label, value_label
 from .results import Result, Results, accuracies_by_labels
 from .tables import markdown_table, mean_and_range
 
@@ -43,21 +43,29 @@ _TRAINED_BY = ("kind", "method", "optimizer")
 
 
 def equal_time_table(results: Sequence[Result]) -> str:
-    """All-CNN-C and its ConvNets in equal total time, by the number of filters and the time, the best of each in bold.
-
-    Without augmentation, features centered per feature where they are.
-    """
-    results = [result for result in results if result["augment"] == "none" and result["centering"] != "image"]
+    """All-CNN-C and its ConvNets in equal total time, the best of each row in bold; features centered per feature, or not."""
+    results = [result for result in results if result["centering"] != "image"]
     if not results:
         return "Not run yet."
     columns = list(grouped(results, _TRAINED_BY))
     rows = []
-    for (filters, _), runs in sorted(grouped(results, ["filters", "total_seconds"]).items()):
+    groups = grouped(results, ["augment", "filters", "total_seconds"])
+    for augment, filters, seconds in sorted(groups, key=lambda values: (values[0] != "none", values)):
+        runs = groups[augment, filters, seconds]
         by_line = grouped(runs, _TRAINED_BY)
         cells = _bold_best([[100 * run["test_accuracy"] for run in by_line.get(line, [])] for line in columns])
         times = [_minutes(by_line[line]) if line in by_line else "-" for line in columns]
-        rows.append([str(filters), *cells, ", ".join(times), str(max(map(len, by_line.values())))])
-    heads = ["filters", *(joined_label(_TRAINED_BY, line) for line in columns), "total times (minutes)", "seeds"]
+        seeds = str(max(map(len, by_line.values())))
+        rows.append(
+            [str(filters), "none" if augment == "none" else value_label("augment", augment), *cells, ", ".join(times), seeds]
+        )
+    heads = [
+        "filters",
+        "augmentation",
+        *(joined_label(_TRAINED_BY, line) for line in columns),
+        "total times (minutes)",
+        "seeds",
+    ]
     return markdown_table(heads, rows)
 
 
