@@ -64,14 +64,9 @@ def _gradient(net: CKN, pixels: Tensor, labels: Tensor, method: str | None = Non
     with ExitStack() as stack:
         for layer in net.kernel_layers().values():
             weight = layer.filter_matrix()
-            if method is None:
-                gram = filter_gram(weight.double(), layer.kernel, layer.eps)
-            else:
-                single = weight.float()
-                gram = filter_gram(single.double() if name == "eigh" else single, layer.kernel, layer.eps)
-            root = inverse_sqrt(gram, name, iters=int(iterations or 20)).to(
-                torch.float64 if method is None else torch.float32
-            )
+            rows = weight if method is None else weight.float()
+            gram = filter_gram(rows.double() if name == "eigh" else rows, layer.kernel, layer.eps)
+            root = inverse_sqrt(gram, name, iters=int(iterations or 20)).to(rows.dtype)
             stack.enter_context(layer.shared_projection(root.to(weight.dtype)))
         _loss(net, pixels, labels).backward()
     return [_project_to_tangent(weight, weight.grad.double()) for weight in _weights(net) if weight.grad is not None]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,9 @@ class StepResult(NamedTuple):
 
 class Method:
     """A network with the optimizers that train it."""
+
+    #: whether the objective has the L2 penalty of the classifier
+    penalized: ClassVar[bool] = True
 
     def __init__(self, net: Classifier, options: MethodOptions) -> None:
         self.net, self.options = net, options
@@ -125,15 +128,15 @@ class Method:
         """What comes after the optimizers' step."""
 
     def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and penalty of the current classifier on raw features, and its accuracy."""
-        weight, scores = self._scores(features)
-        return self._loss(scores, labels) + self.lam * weight.square().sum(), accuracy_of(scores, labels)
+        """Loss and penalty of the current classifier on raw features, and its accuracy.
 
-    def _scores(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The classifier's weights and the scores of raw features, in double precision: sums over images in any order."""
+        In double precision: sums over images in any order.
+        """
         wide = wide_dtype(features.device)
         weight, *bias = (common(parameter.to(wide)) for parameter in self.net.head.parameters())
-        return weight, F.linear(self.net.scaling(features).to(wide), weight, *bias)
+        scores = F.linear(self.net.scaling(features).to(wide), weight, *bias)
+        penalty = self.lam * weight.square().sum() if self.penalized else 0.0
+        return self._loss(scores, labels) + penalty, accuracy_of(scores, labels)
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         multinomial = self.options.loss == "multinomial"
@@ -249,6 +252,8 @@ class SGO(Method):
 class SGOBall(SGO):
     """Gradient steps without a penalty; the classifier's weights stay in a ball."""
 
+    penalized = False
+
     def __init__(self, net: Classifier, options: MethodOptions) -> None:
         super().__init__(net, options)
         radius = options.radius
@@ -257,10 +262,6 @@ class SGOBall(SGO):
             raise ConfigError(
                 "radius: the classifier it starts from is zero, so its norm cannot be the radius; pass radius=..."
             )
-
-    def _objective(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        _, scores = self._scores(features)
-        return self._loss(scores, labels), accuracy_of(scores, labels)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"radius": torch.tensor(self.radius, dtype=torch.float64)}
