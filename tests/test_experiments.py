@@ -154,7 +154,7 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
         ("train", {"refit_images": 0}, "refit_images: expected a number greater than or equal to 1, got 0"),
         ("train", {"slip": "half-whitning"}, "slip: expected 'none'.*got 'half-whitning'. Did you mean 'half-whitening'"),
         ("train", {"steps": 0}, "steps expected at least 1, got 0"),
-        ("gradient", {}, "the measure 'gradient' needs gradient"),
+        ("gradient", {}, "the measure 'gradient' needs gradient, as in gradient = { images = 64, "),
         ("gradient", {"gradient": {"images": 3, "methods": ["svd"]}}, "gradient: directions is missing"),
         ("unsupervised", {"kind": "convnet"}, "the measure 'unsupervised' is for kind = 'ckn', got 'convnet'"),
         ("few-labels", {"learner": "tree", "label_counts": [10]}, "learner: expected 'ckn', .*got 'tree'"),
@@ -164,7 +164,7 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
             r"label_counts: expected growing numbers .*got \[10, 5\]",
         ),
         ("few-labels", {"learner": "ckn", "label_counts": ["10"]}, "label_counts.0: expected an integer, got '10'"),
-        ("few-labels", {"learner": "ckn"}, "the measure 'few-labels' needs label_counts"),
+        ("few-labels", {"learner": "ckn"}, "the measure 'few-labels' needs label_counts, as in label_counts = "),
     ],
 )
 def test_a_wrong_cell_is_refused_before_anything_runs(measure: str, given: dict[str, Any], message: str) -> None:

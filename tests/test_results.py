@@ -370,7 +370,7 @@ def test_a_result_of_an_experiment_that_has_been_changed_since_is_left_out(tmp_p
     kept = read_results(tmp_path, "cpu")
     assert (len(kept.all), kept.outdated) == (1, 0)
     text = page.page_text(tmp_path, "cpu", tmp_path / "page.md", [], replace(kept, outdated=1))
-    assert "1 results are left out, because their experiments have been changed since." in text
+    assert "Results left out, because their experiments have been changed since: 1." in text
 
 
 def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:

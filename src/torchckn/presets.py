@@ -45,7 +45,7 @@ def build(
     Args:
         filters: of the first layer; the second one of ``ckn-cifar`` has four times as many.
         kernel: of all layers; by default ``RBFSphere(0.6)``.
-        whiten_eps: regularization of the whitening. Small directions of patches are mostly noise: see the accuracies below.
+        whiten_eps: regularization of the whitening. Small directions of patches are mostly noise.
         eps: regularization of all layers; by default the network's own.
     """
     check_choice("kernel network", name, KernelNetworkName)

@@ -65,5 +65,8 @@ class Extras(Config):
         return self
 
 
-#: extras without which a measure cannot be run
-NEEDED = {"gradient": ("gradient",), "few-labels": ("learner", "label_counts")}
+#: extras without which a measure cannot be run, and how they are written
+NEEDED = {
+    "gradient": {"gradient": "gradient = { images = 64, directions = 5, methods = ['svd'] }"},
+    "few-labels": {"learner": "learner = 'ckn'", "label_counts": "label_counts = [100, 300]"},
+}

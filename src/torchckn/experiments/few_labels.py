@@ -98,7 +98,7 @@ def unsupervised_network(settings: Settings, whole: data.DataSet, shared: Path) 
     images = Images(whole.train, whole.train, whole.test, whole.classes, whole.image_shape, pixels)
     net = build_network(settings, images, generator)
     assert isinstance(net, CKN), "cells of ConvNets are refused"
-    file = shared / "filters.safetensors"
+    file = shared / f"filters-{net.fingerprint()[:16]}.safetensors"
     shared.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
         if not file.exists():

@@ -2,8 +2,8 @@
 
 Each learner is made for a :class:`Problem` and then called with the number of labels. Penalties, bandwidths and learning rates
 are chosen on these labels alone. Penalties and bandwidths: by five-fold cross-validation below 2,000 labels, on at least 2,000
-held-out ones otherwise (``ckn``: on a fifth). Learning rates: on the folds that have at least 40 labels together, so on one fold
-from 200 labels on. Then all labels are fitted to. The test labels are not seen by a learner.
+held-out ones otherwise (``ckn`` and ``kmeans``: on a fifth). Learning rates: on the folds that have at least 40 labels together,
+so on one fold from 200 labels on. Then all labels are fitted to. The test labels are not seen by a learner.
 
 ============================  ==========================================================================================
 ``ckn``                       features of a kernel network with unsupervised filters, linear classifier
@@ -143,7 +143,7 @@ def _ckn(copies: int = 0) -> Callable[[Problem], Learner]:
 
     def learner(problem: Problem) -> Learner:
         net, generator = problem.ckn(), problem.generator()
-        kinds = augmentation(problem.color)
+        name, kinds = f"ckn-{net.fingerprint()[:16]}", augmentation(problem.color)
 
         def features(images: Tensor) -> Tensor:
             return extract_features(net, images)[0]
@@ -152,7 +152,7 @@ def _ckn(copies: int = 0) -> Callable[[Problem], Learner]:
         if copies:
             changed = (augment(problem.images, kinds, generator) for _ in range(copies))
             own = torch.stack([own, *(features(images) for images in changed)])  # (1 + copies, N, d)
-        return _with_features(problem, own, _kept(problem, "ckn", features))
+        return _with_features(problem, own, _kept(problem, name, features))
 
     return learner
 

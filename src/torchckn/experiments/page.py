@@ -62,19 +62,19 @@ def _introduction(results: Results, scale: str) -> str:
     machines = sorted({str(result.environment.get("processor")) for result in results.all})
     versions = sorted({f"torch {result.environment['versions']['torch']}" for result in results.all})
     threads = sorted({str(result.environment["threads"]) for result in results.all})
-    uncommitted = sum(bool(result.environment.get("git_changes")) for result in own)
+    changed = sum(bool(result.environment.get("git_changes")) for result in own)
+    uncommitted = f" (in {changed} of them, some files, such as other results, were not committed)" if changed else ""
     parts = [
         f"{len(own)} runs, {hours:.1f} hours or more in total, on {', '.join(machines)} (threads per run: {', '.join(threads)}; "
         f"{', '.join(versions)}).",
         "All hyperparameters were chosen on validation images; the test images were used once per run, at its end.",
         _clocks(own),
-        f"Each run is a file in `results/{scale}` with its settings, history, machine and commit (in {uncommitted} of them, some "
-        "files, such as other results, were not committed).",
+        f"Each run is a file in `results/{scale}` with its settings, history, machine and commit{uncommitted}.",
         f"`torchckn reproduce --all --scale {scale}` runs what is missing and writes this page; with `--draw` it writes the page "
         "from the existing results.",
     ]
     if results.outdated:
-        parts.append(f"{results.outdated} results are left out, because their experiments have been changed since.")
+        parts.append(f"Results left out, because their experiments have been changed since: {results.outdated}.")
     return " ".join(parts)
 
 

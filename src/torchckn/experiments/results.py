@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,19 @@ def accuracies_by_labels(results: Sequence[Result]) -> dict[int, list[float]]:
 
 
 def read_results(folder: Path, scale: str, cells: Sequence[Cell] = ()) -> Results:
-    """What there is, of all experiments; without what is not the result of its cell as that is now, if it is among ``cells``."""
-    results = {file: read_result(file) for file in sorted((folder / "results" / scale).glob("*/*.json"))}
-    cell_of = {result_file(folder, cell): cell for cell in cells}
-    current = [result for file, result in results.items() if file not in cell_of or result.is_of(cell_of[file])]
+    """What there is, of all experiments; without what one of ``cells``, whatever its seed, would not give as it is now."""
+    results = [read_result(file) for file in sorted((folder / "results" / scale).glob("*/*.json"))]
+    cell_of = {_variables(cell): cell for cell in cells}
+    current = []
+    for result in results:
+        cell = cell_of.get(_variables(result))
+        if cell is None or result.is_of(replace(cell, seed=result.seed)):
+            current.append(result)
     return Results(current, len(results) - len(current))
+
+
+def _variables(of: Result | Cell) -> str:
+    return json.dumps([of.experiment, of.variables], sort_keys=True)
 
 
 def result_file(folder: Path, cell: Cell) -> Path:

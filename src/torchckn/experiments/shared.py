@@ -24,6 +24,7 @@ from filelock import FileLock
 
 from .. import runs
 from ..building import Images, build_network, load_images
+from ..data import Part
 from ..errors import ConfigError, DataError, NumericalError, is_out_of_memory
 from ..files import read_tensors, write_atomically, write_tensors
 from ..fit import TrainResult, evaluate, fit_filters, fit_head
@@ -40,7 +41,7 @@ _TRIAL_IMAGES = 10_000
 
 
 def clock() -> float:
-    """CPU time where there is one thread, which other programs on the machine hardly change; else wall-clock time."""
+    """CPU time where there is one thread, which other programs on the machine change less; else wall-clock time."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
@@ -107,7 +108,7 @@ class Bench:
         return images._replace(pixels=preprocessing(images.pixels, self.cell.extras.get("slip")))
 
     def with_seed(self, seed: int) -> Bench:
-        return self if seed == self.cell.seed else replace(self, cell=replace(self.cell, seed=seed))
+        return replace(self, cell=replace(self.cell, seed=seed))
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.settings.training.seed)
@@ -193,7 +194,7 @@ def _speed(bench: Bench) -> dict[str, float]:
     net, facts = bench.started()
     training = bench.settings.training.resolved(net.default_method, len(bench.images.train))
     first = max(1, len(bench.images.train) // (training.batch_size or 1))
-    lr = bench.settings.training.lr or _schedules(bench.cell)[0]
+    lr = bench.settings.training.lr or next(iter(_schedules(bench.cell)), None)
     result = bench.trained(net, None, lr=lr, steps=2 * first, evaluate_every=first, final_head=False)
     at = {record["step"]: record["seconds"] for record in result.history if "valid_accuracy" in record}
     return {
@@ -243,9 +244,8 @@ def _try(bench: Bench, file: Path) -> Path:
             run = file.with_name(f"{file.stem}-{lr.replace(':', '-')}")
             try:
                 bench.trained(net, run, lr=lr, steps=steps, evaluate_every=steps, final_head=False)
-                accuracy = fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss, folds=0).accuracy
-                trials[lr] = 0.0 if accuracy is None else accuracy
-            except (NumericalError, DataError) as error:
+                trials[lr] = _refitted_accuracy(net, some, bench)
+            except NumericalError as error:
                 if error.__cause__ is not None and is_out_of_memory(error.__cause__):
                     raise  # says nothing about a learning rate
                 trials[lr] = 0.0
@@ -254,6 +254,13 @@ def _try(bench: Bench, file: Path) -> Path:
     return file
 
 
+def _refitted_accuracy(net: Classifier, some: Part, bench: Bench) -> float:
+    try:
+        return fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss, folds=0).accuracy or 0.0
+    except DataError:  # features are not finite
+        return 0.0
+
+
 def _schedules(cell: Cell) -> list[str]:
     """The learning rates to try."""
-    return [lr if isinstance(lr, str) else f"cosine:{lr}" for lr in cell.extras["lrs"]]
+    return [lr if isinstance(lr, str) else f"cosine:{lr}" for lr in cell.extras.get("lrs", [])]

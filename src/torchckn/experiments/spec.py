@@ -154,9 +154,9 @@ class Cell:
             Extras(**self.extras)
         except ConfigError as error:
             raise ConfigError(f"{self.name}: {error}") from None
-        for name in NEEDED.get(self.measure, ()):
+        for name, example in NEEDED.get(self.measure, {}).items():
             if name not in self.extras:
-                raise ConfigError(f"{self.name}: the measure {self.measure!r} needs {name}")
+                raise ConfigError(f"{self.name}: the measure {self.measure!r} needs {name}, as in {example}")
         if self.measure == "train" and settings.training.steps == 0:
             raise ConfigError(
                 f"{self.name}: steps expected at least 1, got 0; without training, use the measure 'unsupervised'"
