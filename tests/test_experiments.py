@@ -41,7 +41,7 @@ def test_the_small_scale_is_the_large_one_with_fewer_filters_steps_and_seeds() -
     def length(cell: Cell) -> float:
         return cell.extras.get("total_seconds", cell.settings.training.steps)
 
-    for one in experiments().values():
+    for one in (each for each in experiments().values() if "cpu" in each.scale):
         small, large = one.cells("cpu"), one.cells("paper" if "paper" in one.scale else "long")
         assert max(c.variables.get("filters", 0) for c in small) <= max(c.variables.get("filters", 0) for c in large)
         assert one.measure != "train" or max(map(length, small)) <= max(map(length, large))
