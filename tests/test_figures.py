@@ -34,8 +34,14 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("82", "benchmarks.md: | LeNet-5 CKN, 32, `accurate`"),
         ("98.5", "benchmarks.md: | LeNet-1 CKN, 32, MNIST (`lenet1 --seed 1`)"),
         ("48", "benchmarks.md: | LeNet-1 CKN, 32, MNIST (`lenet1 --seed 1`)"),
-        ("0.7", "results.md: | Few labels, CIFAR-10, regularization chosen on the same labels: *CKN, unsupervised filters, augmented*"),
-        ("7.6", "results.md: | Few labels, CIFAR-10, regularization chosen on the same labels: *CKN, unsupervised filters, augmented*"),
+        (
+            "0.7",
+            "results.md: | Few labels, CIFAR-10, regularization chosen on the same labels: *CKN, unsupervised filters, aug",
+        ),
+        (
+            "7.6",
+            "results.md: | Few labels, CIFAR-10, regularization chosen on the same labels: *CKN, unsupervised filters, aug",
+        ),
         ("95", "the level of the confidence intervals"),
         ("3.8", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
         ("7.2", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
@@ -44,7 +50,7 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("2.3", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD"),
         ("5.2", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by Adam"),
         ("7.0", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by Adam"),
-        ("0.6", "results.md: | All-CNN-C in equal total time, flips and crops: the CKN is more accurate than its ConvNet trained by SGD"),
+        ("0.6", "results.md: | All-CNN-C in equal total time, flips and crops: the CKN is more accurate than its ConvNet"),
     ],
     "questions.md": [
         ("94.4", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5 --seed 1`)"),

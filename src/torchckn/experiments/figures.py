@@ -226,7 +226,14 @@ def _over_labels(experiment: Experiment, results: list[Result]) -> list[Figure]:
         axes.set_xlabel("labels")
         axes.set_ylabel("test accuracy (%)")
         axes.set_title(", ".join(DATA_NAMES.get(value, value) for value in values), fontsize=9)
-    figure.legend(lines.values(), lines.keys(), frameon=False, fontsize=8, loc="outside lower center", ncols=3)
+    figure.legend(
+        lines.values(),
+        lines.keys(),
+        frameon=False,
+        fontsize=8,
+        loc="outside lower center",
+        ncols=min(3, 2 * len(panels) - 1),
+    )
     return [figure]
 
 

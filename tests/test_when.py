@@ -1,0 +1,113 @@
+"""Few labels and equal time: their tables, claims, and the page "When to use a kernel network"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from torchckn.experiments.results import Result, read_results
+from torchckn.experiments.when import equal_time_table, few_labels_tables, when_text
+
+from .test_readme import ROOT
+from .test_results import result, verdicts
+
+
+def test_the_page_on_when_to_use_a_kernel_network_is_made_from_the_results_in_the_repository() -> None:
+    docs = ROOT / "docs" / "when.md"
+    assert when_text(read_results(ROOT / "experiments", "cpu"), "images/results") == docs.read_text()
+    for link in re.findall(r"\]\((images/.*?)\)", docs.read_text()):
+        assert (docs.parent / link).exists(), link
+
+
+def test_the_best_learner_of_each_number_of_labels_is_in_bold() -> None:
+    def of(learner: str, seed: int, *accuracies: float) -> Result:
+        history = [{"labels": n, "test_accuracy": a} for n, a in zip((50, 100), accuracies, strict=False)]
+        return result("few-labels", seed, history, data="mnist", learner=learner)
+
+    (table,) = few_labels_tables([of("ckn", 0, 0.5, 0.9), of("ckn", 1, 0.7, 0.9), of("svm", 0, 0.65)])
+    assert table.splitlines() == [
+        "| MNIST | 50 labels | 100 labels | draws |",
+        "| --- | --- | --- | --- |",
+        "| CKN, unsupervised filters | 60.0 (50.0 to 70.0) | **90.0 (90.0 to 90.0)** | 2 |",
+        "| RBF SVM on pixels | **65.0** | - | 1 |",
+    ]
+
+
+def test_learners_with_few_labels_are_compared_draw_by_draw() -> None:
+    def of(learner: str, seed: int, *accuracies: float) -> Result:
+        history = [{"labels": n, "test_accuracy": a} for n, a in zip((100, 300), accuracies, strict=True)]
+        return result("few-labels", seed, history, data="cifar10", learner=learner)
+
+    ours = [of("ckn", seed, 0.5 + 0.1 * seed, 0.6 + 0.1 * seed) for seed in range(3)]
+    others = [of("convnet", seed, 0.4 + 0.101 * seed, 0.7 + 0.099 * seed) for seed in (0, 1, 2, 7)]
+    judged = verdicts(*ours, *others)[
+        "Few labels, CIFAR-10: *CKN, unsupervised filters* is more accurate than *ConvNet, AdamW*"
+    ]
+    assert judged.runs == 6, "the draw without a partner does not count"
+    assert [case.holds for case in judged.cases] == [True, False]
+    assert judged.cases[0].text.startswith("100 labels: +9.9 % (")
+
+
+def test_of_two_regularizations_the_better_one_in_cross_validation_is_taken() -> None:
+    def of(experiment: str, learner: str, seed: int, *records: tuple[int, float, float]) -> Result:
+        history = [{"labels": n, "valid_accuracy": v, "test_accuracy": t} for n, v, t in records]
+        return result(experiment, seed, history, data="cifar10", learner=learner)
+
+    runs = [
+        run
+        for seed in (0, 1)
+        for run in (
+            of("untuned", "ckn-augmented", seed, (100, 0.5, 0.1 + seed / 10), (300, 0.6, 0.2)),
+            of("few-labels", "ckn-augmented", seed, (100, 0.4, 0.9), (300, 0.7, 0.6), (3000, 0.9, 0.9)),
+            of("few-labels", "convnet-augmented", seed, (100, 0.5, 0.0), (300, 0.5, 0.5), (3000, 0.9, 0.9)),
+        )
+    ]
+    found = next(
+        j for c, j in verdicts(*runs).items() if "regularization chosen on the same labels" in c and "augmented" in c
+    )
+    assert [case.text.partition(" % ")[0] for case in found.cases] == ["100 labels: +15.0", "300 labels: +10.0"]
+
+
+def equal_time_run(kind: str, method: str, optimizer: str, accuracy: float, seconds: float, total_seconds: int) -> Result:
+    how = {"kind": kind, "method": method, "optimizer": optimizer, "total_seconds": total_seconds, "augment": "none"}
+    centering = "raw" if optimizer == "adamw" else "feature"
+    run = result("equal-time", 0, [{"seconds": seconds}], filters=8, centering=centering, **how)
+    return replace(run, measured={"test_accuracy": accuracy, "start_seconds": 60.0})
+
+
+EQUAL_TIME = [
+    ("ckn", "ulr", "sgd", 0.6, 180, 240),
+    ("convnet", "sgd", "sgd", 0.5, 183, 240),
+    ("convnet", "sgd", "adamw", 0.55, 177, 240),
+    ("ckn", "ulr", "sgd", 0.6, 1800, 1800),
+    ("convnet", "sgd", "sgd", 0.65, 1770, 1800),
+]
+
+
+def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_took() -> None:
+    assert equal_time_table([equal_time_run(*run) for run in EQUAL_TIME]).splitlines() == [
+        "| filters | augmentation | CKN, ULR | ConvNet, SGD | ConvNet, Adam | total times (minutes) | seeds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| 8 | none | **60.0** | 50.0 | 55.0 | 4.0, 4.0, 4.0 | 1 |",
+        "| 8 | none | 60.0 | **65.0** | - | 31.0, 30.5, - | 1 |",
+    ]
+
+
+def test_augmentation_has_rows_of_its_own_and_other_centerings_are_not_mixed_into_the_table_of_equal_time() -> None:
+    runs = [equal_time_run(*run) for run in EQUAL_TIME]
+    other = replace(runs[0], variables=runs[0].variables | {"centering": "image"})
+    augmented = replace(runs[0], variables=runs[0].variables | {"augment": "flip,crop"})
+    assert equal_time_table([*runs, other]) == equal_time_table(runs)
+    assert equal_time_table([other]) == "Not run yet."
+    last = "| 8 | flips and crops | **60.0** | - | - | 4.0, -, - | 1 |"
+    assert equal_time_table([augmented, *runs]) == f"{equal_time_table(runs)}\n{last}"
+
+
+def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
+    found = verdicts(*(equal_time_run(*run) for run in EQUAL_TIME))
+    by_optimizer = [judged.measured for claim, judged in found.items() if "in equal total time" in claim]
+    assert by_optimizer == [
+        "8 filters, 4 minutes: +10.0 % (n = 1); 8 filters, 30 minutes: -5.0 % (n = 1)",
+        "",
+        "8 filters, 4 minutes: +5.0 % (n = 1)",
+    ]
