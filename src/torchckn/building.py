@@ -164,8 +164,8 @@ def _ready_made(settings: Settings, images: Images, generator: torch.Generator) 
         if getattr(settings, option) != getattr(usual, option):
             raise ConfigError(f"{option} is for networks of the zoo and your own, not for {name}; remove it")
     for option in settings.options:
-        if option not in ("whiten_eps", "eps"):
-            raise unknown_name(f"option of {name}", option, ("whiten_eps", "eps"))
+        if option not in presets.OPTIONS:
+            raise unknown_name(f"option of {name}", option, presets.OPTIONS)
     kernel = kernels.parse(settings.kernel)
     if isinstance(kernel, str):
         raise ConfigError(

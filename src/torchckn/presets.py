@@ -22,6 +22,9 @@ from .graph.preprocessing import Preprocessing
 from .kernels import Kernel, RBFSphere
 from .network import CKN
 
+#: arguments of :func:`build` that are options of the network, as in ``--option eps=0.01``
+OPTIONS = ("whiten_eps", "eps")
+
 
 def names() -> list[str]:
     """The valid names for :func:`build`."""
