@@ -93,6 +93,8 @@ def value_label(name: str, value: Any) -> str:
         return f"{value} loss"
     if name == "budget":
         return f"equal {value}"
+    if name == "weight_decay":
+        return f"weight decay {value}" if value else "no weight decay"
     if name == "centering":
         return "no feature scaling" if value == "raw" else f"centering per {value}"
     if name == "augment":
@@ -274,8 +276,13 @@ def _plot_with_range(axes: Axes, points: Sequence[tuple[float, list[float]]], co
 
 
 def joined_label(names: Sequence[str], values: Sequence[Any]) -> str:
-    """The label of a line or panel: ``ConvNet, Adam``; an optimizer of its own says more than the method, SGD less."""
+    """The label of a line or panel: ``ConvNet, Adam``.
+
+    An optimizer of its own says more than the method, SGD less. Weight decay is named where there is some.
+    """
     given = dict(zip(names, values, strict=True))
+    if not given.get("weight_decay", True):
+        del given["weight_decay"]
     if {"optimizer", "method"} <= given.keys():
         del given["optimizer" if given["optimizer"] == "sgd" else "method"]
     return ", ".join(value_label(name, value) for name, value in given.items())
