@@ -176,9 +176,9 @@ def _serve(orders: socket.socket, listener: socket.socket) -> None:
     """Fork a command for each order, and a process that waits for it and writes its number and its exit status."""
     import torch._dynamo  # noqa: F401 (which optimizers import)
 
-    import torchckn.building
     import torchckn.cli
     import torchckn.runs.trainer
+    import torchckn.trained
 
     torchckn.translate(torchckn.zoo.build("lenet1", filters=2))  # imports what tracing needs
 

@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 import torchckn
-from torchckn import building, data, runs
+from torchckn import data, runs
 from torchckn.settings import Settings
+from torchckn.trained import load_trained
 
 from . import forks
 from .command_line import NETWORK, Result
@@ -75,7 +76,7 @@ def test_the_mean_taken_off_features_can_be_chosen_and_is_in_the_trained_network
         "train", "lenet1", *choice.split(), "--data", place / "digits.npz", "--run", tmp_path / "run", "-q"
     )
     assert (status, err) == (0, "")
-    scaling = building.load_trained(tmp_path / "run").net.scaling
+    scaling = load_trained(tmp_path / "run").net.scaling
     assert scaling.centering == "feature"
     assert scaling.mean.shape == (4 * 4 * 4,)
     assert scaling.mean.abs().sum() > 0

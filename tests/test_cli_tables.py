@@ -20,6 +20,7 @@ import torch
 import torchckn
 from torchckn import building, cli, runs
 from torchckn.settings import Settings, settings_from
+from torchckn.trained import load_trained
 
 from . import forks
 from .command_line import Result
@@ -145,7 +146,7 @@ def test_translate_shows_the_network_that_train_builds(
 
 
 def test_translate_shows_the_network_that_was_trained(command: Callable[..., Result], place: Path) -> None:
-    trained = building.load_trained(place / "ckn").net
+    trained = load_trained(place / "ckn").net
     assert isinstance(trained, torchckn.CKN)
     assert trained.report is not None
     _, out, _ = command("translate", "lenet5", "--filters", 4, "--data", place / "digits.npz", "--json")

@@ -19,6 +19,7 @@ from torchckn.report.confusion import take_sample
 from torchckn.report.folder import read_runs
 from torchckn.report.page import render
 from torchckn.settings import Settings
+from torchckn.trained import load_trained, run_description
 
 from .reports import STEPS, Page, cells, digits, page, small_digits
 from .training import mnist_mini
@@ -88,7 +89,7 @@ def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) 
     settings = Settings(network="lenet1", filters=4, kind="convnet")
     images = building.load_images(settings)
     net = building.build_network(settings, images, torch.Generator().manual_seed(0))
-    description = building.run_description(settings, images, None)
+    description = run_description(settings, images, None)
     train, valid = images.train[:100], images.valid[:100]
     torchckn.train(
         net, train, valid, method="sgd", steps=1, lr=0.01, lambdas=[0.01], run_dir=tmp_path / "run", description=description
@@ -103,7 +104,7 @@ def test_a_convnet_of_the_zoo_is_built_again_and_others_are_not(tmp_path: Path) 
     assert "run has Python code, of net.py:Net, which would be executed; read it in" in text
     assert "This run has no network that can be loaded." in text
     with pytest.raises(ConfigError, match="which would be executed; .*pass --trust if you trust it"):
-        building.load_trained(tmp_path / "run")
+        load_trained(tmp_path / "run")
 
 
 def test_the_test_accuracy_is_shown_if_it_was_measured(copied: Path, tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_the_test_accuracy_is_shown_if_it_was_measured(copied: Path, tmp_path: P
 
 
 def test_the_test_accuracy_is_that_of_the_confusion_matrix_if_nobody_measured_it(copied: Path, tmp_path: Path) -> None:
-    ckn = building.load_trained(copied).net
+    ckn = load_trained(copied).net
     test = data.Part(*digits(400)).subset(range(300, 400))
     expected = f"{100 * torchckn.evaluate(ckn, test).accuracy:.1f} %"
     made = page(copied, tmp_path, small_digits(test))

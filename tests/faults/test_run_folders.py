@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from torchckn import ConfigError, DataError, cli, runs
-from torchckn.building import load_trained
 from torchckn.report.folder import read_runs
 from torchckn.settings import read_settings
+from torchckn.trained import load_trained
 
 from ..training import trained
 from .test_kills import finished, start

@@ -16,8 +16,8 @@ from ..tables import clean
 from .options import AsJSON, DataDir, Model, Runs, Trust, completion, print_json, show
 
 if TYPE_CHECKING:
-    from ..building import Trained
     from ..data import DataSet, Part
+    from ..trained import Trained
 
 
 def evaluate(
@@ -39,8 +39,8 @@ def evaluate(
     Example: [bold]torchckn evaluate runs/first[/bold]
     """
     from .. import runs
-    from ..building import load_trained
     from ..fit import evaluate as measure
+    from ..trained import load_trained
 
     trained = load_trained(model, trust=trust)
     whole, images = _part(trained, data, part, data_dir)
@@ -91,9 +91,9 @@ def predict(
     """
     import torch
 
-    from ..building import load_trained
     from ..data.own import find_images, read_for
     from ..fit.features import CHUNK
+    from ..trained import load_trained
 
     trained = load_trained(model, trust=trust)
     net = trained.net.eval()
@@ -130,8 +130,8 @@ def export(
     Example: [bold]torchckn export runs/first -o first.onnx[/bold]
     """
     from .. import export as exporting
-    from ..building import load_trained
     from ..runs import output_file
+    from ..trained import load_trained
 
     if output.suffix not in (".onnx", ".pt2"):
         raise ConfigError(f"--output expected a file ending in .onnx or .pt2, got {output}")

@@ -136,7 +136,8 @@ def train(
 def _source(settings: Settings, folder: Path | None, trust: bool) -> str | None:
     """The Python code of a network of one's own: of its file, or of the run in this folder, if its user trusts it."""
     from .. import runs
-    from ..building import own_source, trusted_source
+    from ..building import own_source
+    from ..trained import trusted_source
 
     if folder is not None:
         return trusted_source(folder, runs.read_config(folder), settings, trust)
@@ -156,10 +157,11 @@ def _trained(
     import torch
 
     from .. import runs
-    from ..building import build_network, run_description
+    from ..building import build_network
     from ..distributed import is_first
     from ..fit import TensorBoard
     from ..launch import is_restarted
+    from ..trained import run_description
 
     generator = torch.Generator().manual_seed(settings.training.seed)
     net = build_network(settings, images, generator, source)
@@ -248,7 +250,7 @@ def _resolved(network: str) -> str:
 def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settings:
     """The settings of a run, with those that may differ when it is resumed. Naming its network again is trusting its code."""
     from .. import runs
-    from ..building import run_settings
+    from ..trained import run_settings
 
     content = runs.read_config(folder)
     if "settings" not in content:

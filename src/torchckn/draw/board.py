@@ -18,10 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from .. import data
-from ..building import load_trained
 from ..errors import ConfigError, DataError
 from ..network import Classifier
 from ..report.pictures import thumbnail
+from ..trained import load_trained
 
 #: side of the square image that the page sends
 SIDE = 112

@@ -12,11 +12,11 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
-from ..building import load_trained
 from ..errors import CKNError, ConfigError, DataError
 from ..files import read_text
 from ..network import CKN, Classifier
 from ..runs import read_config, read_filters, read_metrics, read_result
+from ..trained import load_trained
 from .contents import Configuration, Result, check, check_filters, usable
 
 PathLike = str | os.PathLike[str]

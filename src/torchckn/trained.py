@@ -1,0 +1,108 @@
+"""From a run folder, or a saved file, back to its network; and what a run folder says for that.
+
+Read first: :mod:`torchckn.building`, which builds networks from settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import data, runs
+from .building import Images, build_convnet, to_classifier
+from .errors import ConfigError, DataError, NotFittedError
+from .network import Classifier
+from .settings import Settings, settings_from
+from .storage import load, load_weights
+
+
+class Trained(NamedTuple):
+    """A trained network, the names of its classes, and the settings it was trained with, if they are known."""
+
+    net: Classifier
+    classes: tuple[str, ...]
+    settings: Settings | None
+
+
+def load_trained(path: str | os.PathLike[str], *, trust: bool = False) -> Trained:
+    """The network of a finished run, or of a file that :func:`torchckn.save` wrote.
+
+    Args:
+        trust: whether Python code that the run folder has may be executed. A ConvNet of your own, ``file.py:ClassName``, needs
+            it; kernel networks and ConvNets of the zoo do not.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected the folder of a run, or a file that torchckn.save wrote")
+    if path.is_file():
+        return _load_saved(path)
+    config = runs.read_config(path)
+    model = runs.model_file(path)
+    if not model.exists():
+        how = f"torchckn train --resume {path}" if "settings" in config else "torchckn.train(..., resume=True)"
+        raise NotFittedError(f"the run in {path} is not finished; resume it: {how}")
+    if "settings" not in config:  # made in Python
+        return _load_saved(model)
+    settings = run_settings(path, config)
+    classes = tuple(map(str, config["classes"]))
+    if settings.kind == "ckn":
+        ckn = load(model).eval()
+        if len(classes) != ckn.head.out_features:
+            expected = f"the names of {ckn.head.out_features} classes, as many as its model has"
+            raise DataError(f"{path / 'config.toml'} expected {expected}, got {len(classes)}; restore that file")
+        return Trained(ckn, classes, settings)
+    source = trusted_source(path, config, settings, trust)
+    net = build_convnet(settings, tuple(config["image_shape"]), len(classes), source)
+    pixels = data.Preprocessing(**config["preprocessing"])
+    convnet = to_classifier(settings, net, tuple(config["image_shape"]), pixels, len(classes), None)
+    load_weights(convnet, model)
+    return Trained(convnet.eval(), classes, settings)
+
+
+def _load_saved(file: Path) -> Trained:
+    ckn = load(file).eval()
+    return Trained(ckn, tuple(map(str, range(ckn.head.out_features))), None)
+
+
+def trusted_source(folder: Path, config: dict[str, Any], settings: Settings, trust: bool) -> str | None:
+    """The Python code of a run's network, if it has any and its user trusts it."""
+    if ":" not in settings.network:
+        return None
+    if not trust:
+        raise ConfigError(
+            f"the run in {folder} has Python code, of {settings.network}, which would be executed; read it in "
+            f"{folder / 'config.toml'} (network_source), and pass --trust if you trust it"
+        )
+    source = config.get("network_source")
+    if not isinstance(source, str):
+        raise DataError(f"{folder / 'config.toml'} does not have the Python code of {settings.network} (network_source)")
+    if config.get("network_sha256") != _sha256(source):
+        raise DataError(
+            f"the Python code in {folder / 'config.toml'} (network_source) was changed after the run was made: its digest is not "
+            "network_sha256; restore that file"
+        )
+    return source
+
+
+def _sha256(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def run_settings(folder: Path, config: dict[str, Any]) -> Settings:
+    """The settings that a run was made with, of its configuration."""
+    return settings_from(config["settings"] | config["training"], str(folder / "config.toml"))
+
+
+def run_description(settings: Settings, images: Images, source: str | None) -> dict[str, Any]:
+    """What a run folder's configuration says beside the training configuration, enough to build the network again."""
+    return {
+        "settings": settings.model_dump(exclude_none=True, exclude={"training"}),
+        "network_source": source,
+        "network_sha256": None if source is None else _sha256(source),
+        "classes": list(images.classes),
+        "image_shape": list(images.shape),
+        "preprocessing": asdict(images.pixels),
+    }
