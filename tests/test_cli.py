@@ -287,7 +287,22 @@ def test_own_images_are_found_from_any_folder_and_evaluated_by_the_names_of_thei
             picture = Image.fromarray(image[0].numpy())
             (picture if i % 2 else picture.resize((20, 20))).save(tmp_path / "pictures" / name / f"{i}.png")
     monkeypatch.chdir(tmp_path)
-    options = ["--filters", "4", "--patches", "300", "--image-size", "28", "--steps", "0", "--augment", "shift", "--copies", "2", "--validation", "0"]
+    options = [
+        "--filters",
+        "4",
+        "--patches",
+        "300",
+        "--image-size",
+        "28",
+        "--steps",
+        "0",
+        "--augment",
+        "shift",
+        "--copies",
+        "2",
+        "--validation",
+        "0",
+    ]
     status, out, err = command("train", "lenet1", "--data", "pictures", *options, "--run", "run")
     assert status == 0, err
     assert "torchckn evaluate" not in out, "there are no test images"

@@ -247,9 +247,15 @@ def test_a_run_that_has_not_begun_is_not_one_to_resume(tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="interrupted; the run had not begun"), _resumable(tmp_path / "run", "lenet5"):
         raise KeyboardInterrupt
     (tmp_path / "config.toml").touch()
-    with pytest.raises(Interrupted, match="interrupted; resume it with: torchckn train --resume"), _resumable(tmp_path, "lenet5"):
+    with (
+        pytest.raises(Interrupted, match="interrupted; resume it with: torchckn train --resume"),
+        _resumable(tmp_path, "lenet5"),
+    ):
         raise KeyboardInterrupt
-    with pytest.raises(Interrupted, match="with: torchckn train 'my net.py:Net' --resume"), _resumable(tmp_path, "my net.py:Net"):
+    with (
+        pytest.raises(Interrupted, match="with: torchckn train 'my net.py:Net' --resume"),
+        _resumable(tmp_path, "my net.py:Net"),
+    ):
         raise KeyboardInterrupt
 
 

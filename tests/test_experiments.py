@@ -117,8 +117,14 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
     with pytest.raises(ConfigError, match="two cells of the name small/lenet1-4-ckn-seed0"):
         experiment(str(spec)).cells("cpu")
     for wrong, message in (
-        (SPEC.replace("filters = [4]", "filters = [4, 8]"), "'filters' has several values; expected it among panels or lines"),
-        (SPEC.replace("filters = [4]", "filters = [[4], 8]"), r"grid.filters: expected numbers, texts, true or false, got \[4\]"),
+        (
+            SPEC.replace("filters = [4]", "filters = [4, 8]"),
+            "'filters' has several values; expected it among panels or lines",
+        ),
+        (
+            SPEC.replace("filters = [4]", "filters = [[4], 8]"),
+            r"grid.filters: expected numbers, texts, true or false, got \[4\]",
+        ),
         (SPEC.replace("seeds = 2", "seeds = 2\ngrid = { tau = [0.1] }"), "a scale has the variable 'tau', which"),
         (SPEC.replace('"small"', '"a small one"'), "name: expected text that matches"),
     ):

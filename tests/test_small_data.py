@@ -191,7 +191,9 @@ def test_a_classifier_is_fitted_to_augmented_copies_as_well() -> None:
 
 def test_augmentation_without_steps_needs_copies() -> None:
     train_data, valid_data = small_digits(100)
-    with pytest.raises(ConfigError, match="augment changes the images of training steps: expected steps, got none; .*copies=5"):
+    with pytest.raises(
+        ConfigError, match="augment changes the images of training steps: expected steps, got none; .*copies=5"
+    ):
         torchckn.train(network(), train_data, valid_data, **OPTIONS, steps=0, augment="shift")
     with pytest.raises(ConfigError, match="copies are augmented images: expected augment"):
         torchckn.train(network(), train_data, valid_data, **OPTIONS, steps=0, copies=2)
@@ -347,7 +349,9 @@ def test_an_estimator_takes_any_convnet(net: str, digits: data.DataSet) -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=60), st.data())
-def test_few_images_are_split_in_proportion_and_every_class_is_left_to_train_on(labels: list[int], drawn: st.DataObject) -> None:
+def test_few_images_are_split_in_proportion_and_every_class_is_left_to_train_on(
+    labels: list[int], drawn: st.DataObject
+) -> None:
     part = data.Part(torch.zeros(len(labels), 1, 1, 1), torch.tensor(labels))
     held = drawn.draw(st.integers(1, len(labels) - 1))
     train, valid = data.split(part, held, seed=1)
