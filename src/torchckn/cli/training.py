@@ -184,8 +184,9 @@ def _trained(
 def _show_result(result: TrainResult, folder: Path, quiet: bool, has_test: bool) -> None:
     if result.stopped:
         show(quiet, f"stopped after step {result.steps}: {result.stopped}")
-    accuracy = None if result.head is None else result.head.accuracy
-    shown = "" if accuracy is None else f"validation accuracy {percent(accuracy, 2)}, "
+    head = result.head
+    which = "cross-validated" if head is not None and head.folds else "validation"
+    shown = "" if head is None or head.accuracy is None else f"{which} accuracy {percent(head.accuracy, 2)}, "
     test = f"; test accuracy: torchckn evaluate {folder}" if has_test else ""
     show(quiet, f"{shown}{result.seconds:.0f} s. Report: torchckn report {folder}{test}")
 
