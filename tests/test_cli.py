@@ -18,6 +18,7 @@ from PIL import Image
 
 import torchckn
 from torchckn import data, runs
+from torchckn.draw.board import Board
 from torchckn.settings import Settings
 from torchckn.trained import load_trained
 
@@ -274,3 +275,58 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_resume(place: Path, t
     checkpoint = runs.read_checkpoint(tmp_path / "run")
     assert checkpoint is not None
     assert checkpoint[1]["step"] == runs.read_metrics(tmp_path / "run")[-1]["step"]
+
+
+def test_own_images_are_found_from_any_folder_and_evaluated_by_the_names_of_their_classes(
+    command: Callable[..., Result], tmp_path: Path, digits: data.DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = digits.train
+    for digit, name in enumerate(("zero", "one", "six")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i, image in enumerate(images[labels == (0, 1, 6)[digit]][:20]):
+            picture = Image.fromarray(image[0].numpy())
+            (picture if i % 2 else picture.resize((20, 20))).save(tmp_path / "pictures" / name / f"{i}.png")
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--filters",
+        "4",
+        "--patches",
+        "300",
+        "--image-size",
+        "28",
+        "--steps",
+        "0",
+        "--augment",
+        "shift",
+        "--copies",
+        "2",
+        "--validation",
+        "0",
+    ]
+    status, out, err = command("train", "lenet1", "--data", "pictures", *options, "--run", "run")
+    assert status == 0, err
+    assert "torchckn evaluate" not in out, "there are no test images"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = tmp_path / "run"
+
+    def accuracy(*given: object) -> float:
+        status, out, err = command("evaluate", run, "--part", "train", "--json", *given)
+        assert status == 0, err
+        return float(json.loads(out)["accuracy"])
+
+    assert accuracy() > 0.9
+    (tmp_path / "some").mkdir()
+    for name in ("zero", "one"):  # whose numbers in training are 2 and 0
+        shutil.copytree(tmp_path / "pictures" / name, tmp_path / "some" / name)
+    assert accuracy("--data", tmp_path / "some") > 0.9
+    (tmp_path / "some" / "one").rename(tmp_path / "some" / "uno")
+    status, _, err = command("evaluate", run, "--part", "train", "--data", tmp_path / "some")
+    assert status == 1
+    assert "expected images of the classes one, six, zero, got uno; rename" in err
+    status, _, err = command("report", run, "-o", tmp_path / "report.html")
+    assert status == 0, err
+    assert len(Board([run]).entries[0].pictures) == 60
+    status, _, err = command("report", run, "-o", tmp_path / "report.pdf")
+    assert status == 2
+    assert "--output expected a file ending in .html, got" in err

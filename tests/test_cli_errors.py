@@ -65,7 +65,7 @@ BAD: list[tuple[str, int, str]] = [
     ("train --data {p}/bad", 1, "2.png cannot be read as an image"),
     ("train --data {p}/nothing.npz", 1, "expected arrays x and y, got a"),
     ("train --data {p}/corrupt.npz", 1, "cannot be read as an .npz file"),
-    ("train --data {p}/digits.npz --validation 5000", 2, "hold out between 1 and 299 images"),
+    ("train --data {p}/digits.npz --validation 5000", 2, "validation expected fewer than the 300 images"),
     ("train --data {p}/digits.npz --batch-size 5000 --run {p}/new1", 1, "batch_size is 5000, but there are 250"),
     ("train --data {p}/digits.npz --lr fast --run {p}/new2", 2, "unknown learning rate 'fast'"),
     ("train --data {p}/digits.npz --lr true --run {p}/new5", 2, "unknown learning rate 'true'"),
@@ -244,10 +244,18 @@ def test_a_warning_is_a_line_without_code_and_control_characters(place: Path, tm
 
 
 def test_a_run_that_has_not_begun_is_not_one_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="interrupted; the run had not begun"), _resumable(tmp_path / "run"):
+    with pytest.raises(Interrupted, match="interrupted; the run had not begun"), _resumable(tmp_path / "run", "lenet5"):
         raise KeyboardInterrupt
     (tmp_path / "config.toml").touch()
-    with pytest.raises(Interrupted, match="interrupted; resume it with: torchckn train --resume"), _resumable(tmp_path):
+    with (
+        pytest.raises(Interrupted, match="interrupted; resume it with: torchckn train --resume"),
+        _resumable(tmp_path, "lenet5"),
+    ):
+        raise KeyboardInterrupt
+    with (
+        pytest.raises(Interrupted, match="with: torchckn train 'my net.py:Net' --resume"),
+        _resumable(tmp_path, "my net.py:Net"),
+    ):
         raise KeyboardInterrupt
 
 

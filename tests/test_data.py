@@ -161,3 +161,24 @@ def test_data_that_will_not_do_are_refused_with_a_reason(form: Any, message: str
         list(data.batches(form, 4, labels=True))
     with pytest.raises(DataError, match="batch_size expected"):
         list(data.batches(X, 0))
+
+
+def test_labels_number_the_classes_of_a_network_by_their_names() -> None:
+    part = data.Part(torch.zeros(4, 1, 2, 2), torch.tensor([0, 1, 1, 0]))
+    whole = data.DataSet("pets", part, part[:2], ("bee", "cat"))
+    renamed = whole.in_classes(("ant", "bee", "cat"))
+    assert renamed.train.labels.tolist() == [1, 2, 2, 1]
+    assert renamed.test is not None
+    assert renamed.test.labels.tolist() == [1, 2]
+    assert whole.in_classes(("0", "1", "2")) is whole, "numbers are no names"
+    with pytest.raises(DataError, match="pets expected images of the classes bee, dog, got cat; rename"):
+        whole.in_classes(("bee", "dog"))
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 10, 99])
+def test_some_images_are_evenly_spaced(count: int) -> None:
+    part = data.Part(torch.arange(10.0)[:, None, None, None], torch.arange(10))
+    some = part.some(count)
+    assert len(some) == min(count, 10)
+    gaps = some.labels.diff()
+    assert not len(gaps) or int(gaps.max() - gaps.min()) <= 1

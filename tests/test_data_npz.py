@@ -128,3 +128,9 @@ def test_an_npz_file_that_is_none_is_refused(tmp_path: Path) -> None:
         archive.writestr("x.npy", b"x")
     with pytest.raises(DataError, match="x is compressed by a method that numpy does not use"):
         data.load(file)
+
+
+def test_one_class_is_not_enough(tmp_path: Path) -> None:
+    np.savez(tmp_path / "one.npz", x=np.zeros((4, 5, 5), np.uint8), y=np.zeros(4, int))
+    with pytest.raises(DataError, match="at least two classes, got the label 0 only"):
+        data.load(tmp_path / "one.npz")

@@ -205,7 +205,7 @@ def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "a" / "notes.txt").write_text("not an image")
     (tmp_path / "b" / "photo.heic").write_bytes(b"not a known format")
     save(tmp_path / "loose.png")
-    with pytest.warns(UserWarning, match="3 files were not read: a/notes.txt, b/photo.heic, loose.png; expected files with"):
+    with pytest.warns(UserWarning, match="3 files were not read: a/notes.txt, b/photo.heic, loose.png; expected names"):
         assert len(data.load(tmp_path).train) == 2
 
 
@@ -300,4 +300,19 @@ def test_validation_images_of_ones_own_are_those_that_a_run_validates_on(tmp_pat
 def test_folders_that_will_not_do_are_refused_with_the_file(tmp_path: Path, make: Any, message: str) -> None:
     make(tmp_path)
     with pytest.raises(DataError, match=message):
+        data.load(tmp_path)
+
+
+def test_photos_are_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.new("RGB", (24, 32)).save(tmp_path / "photo.jpg", exif=exif)
+    assert data.own.read_image(tmp_path / "photo.jpg").shape == (3, 24, 32)
+
+
+def test_a_part_with_another_name_is_not_taken_for_a_class(tmp_path: Path) -> None:
+    for part in ("train", "testing"):
+        for kind in ("cat", "dog"):
+            save(tmp_path / part / kind / "a.png")
+    with pytest.raises(DataError, match="expected sub-folders train, test and one of .*, got testing, train"):
         data.load(tmp_path)

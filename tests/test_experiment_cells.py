@@ -22,7 +22,7 @@ from torchckn.experiments import cell as cells
 from torchckn.experiments import shared
 from torchckn.experiments.results import is_finished, result_file
 from torchckn.experiments.runner import _Process, _Running, run_cells
-from torchckn.experiments.spec import experiment
+from torchckn.experiments.spec import Cell, experiment
 from torchckn.fit.methods import ULR
 
 from . import forks
@@ -138,11 +138,11 @@ def test_processes_do_not_wait_for_a_beginning_that_another_one_computes(tmp_pat
 
 
 def test_the_step_size_with_the_best_trial_is_taken(tmp_path: Path) -> None:
-    tuned = cell(kind="convnet", lam=0.001, lr=None, lrs=[1e-9, 0.1], trial_steps=20)  # whose steps are quick
+    tuned = cell(kind="convnet", lam=0.001, lr=None, lrs=[100.0, 0.1], trial_steps=20)  # whose steps are quick
     found = run_cell(tuned, tmp_path)["measured"]
-    assert found["trials"].keys() == {"cosine:1e-09", "cosine:0.1"}
+    assert found["trials"].keys() == {"cosine:100.0", "cosine:0.1"}
     assert found["lr"] == max(found["trials"], key=lambda lr: found["trials"][lr])
-    assert found["lr"] == "cosine:0.1", "steps that lead nowhere lose"
+    assert found["lr"] == "cosine:0.1", "steps that destroy what was there lose"
     assert shared.is_to_be_tuned(cell(lr=None, lrs=["constant:0.03"], trial_steps=1))
 
 
@@ -280,3 +280,22 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypa
     assert "its log is" in message
     with pytest.raises(ConfigError, match="jobs"):
         run_cells([], tmp_path, jobs=0)
+
+
+def test_a_result_is_of_the_code_that_a_network_had(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("from torchckn.zoo import build\n\n\ndef Net():\n    return build('lenet1', filters=4)\n")
+    own = Cell("own", "cpu", "unsupervised", {"network": f"{file}:Net"}, cell().given, 0)
+    run_cell(own, tmp_path)
+    assert is_finished(tmp_path, own)
+    file.write_text(file.read_text().replace("filters=4", "filters=5"))
+    assert not is_finished(tmp_path, own)
+
+
+def test_a_result_with_an_option_that_is_no_more_is_outdated(tmp_path: Path) -> None:
+    run_cell(cell(measure="unsupervised"), tmp_path)
+    file = result_file(tmp_path, cell(measure="unsupervised"))
+    content = json.loads(file.read_text())
+    content["settings"]["gone"] = 1
+    file.write_text(json.dumps(content))
+    assert not is_finished(tmp_path, cell(measure="unsupervised"))

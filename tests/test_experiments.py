@@ -113,9 +113,24 @@ def test_a_wrong_spec_is_refused_with_the_place(spec: Path) -> None:
     spec.write_text(SPEC.replace("filters = [4]", "filtres = [4]"))
     with pytest.raises(ConfigError, match="unknown setting of small 'filtres'.*'filters'"):
         _ = experiment(str(spec)).cells("cpu")[0].settings
-    spec.write_text(SPEC.replace("filters = [4]", "filters = [4, 4]"))
+    spec.write_text(SPEC.replace("filters = [4]", "filters = [4, 4]").replace('["kind"]', '["kind", "filters"]'))
     with pytest.raises(ConfigError, match="two cells of the name small/lenet1-4-ckn-seed0"):
         experiment(str(spec)).cells("cpu")
+    for wrong, message in (
+        (
+            SPEC.replace("filters = [4]", "filters = [4, 8]"),
+            "'filters' has several values; expected it among panels or lines",
+        ),
+        (
+            SPEC.replace("filters = [4]", "filters = [[4], 8]"),
+            r"grid.filters: expected numbers, texts, true or false, got \[4\]",
+        ),
+        (SPEC.replace("seeds = 2", "seeds = 2\ngrid = { tau = [0.1] }"), "a scale has the variable 'tau', which"),
+        (SPEC.replace('"small"', '"a small one"'), "name: expected text that matches"),
+    ):
+        spec.write_text(wrong)
+        with pytest.raises(ConfigError, match=message):
+            experiment(str(spec))
     spec.write_text(SPEC.partition("[scale.paper]")[0])
     with pytest.raises(ConfigError, match="small has no scale 'paper'; it has cpu"):
         experiment(str(spec)).cells("paper")

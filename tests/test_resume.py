@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import torchckn
-from torchckn import ConfigError, DataError, NumericalError, runs
+from torchckn import ConfigError, DataError, NotFittedError, NumericalError, runs
 from torchckn.fit import loop, methods
 from torchckn.fit.callbacks import Callback, Record, Training
 from torchckn.fit.schedules import Search, Search2019
 from torchckn.graph import Dense, Graph
+from torchckn.trained import load_trained
 
 from . import forks
 from .training import OPTIONS, StopAfter, StopHereError, convnet, digits, dropping, network, trained
@@ -387,3 +388,34 @@ def test_a_resumed_run_removes_temporaries_of_its_own_files_only(tmp_path: Path)
         (tmp_path / "run" / name).write_text("half")
     trained(run_dir=tmp_path / "run", steps=2, resume=True)
     assert [name for name in (*ours, *mine) if (tmp_path / "run" / name).exists()] == mine
+
+
+def test_a_refused_training_leaves_nothing_behind(tmp_path: Path) -> None:
+    for wrong in ({"class_weights": (1, 5)}, {"folds": 10**6}):
+        with pytest.raises(ConfigError):
+            trained(run_dir=tmp_path / "run", steps=1, **wrong)
+        assert not (tmp_path / "run").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError):
+        trained(run_dir=tmp_path / "empty", steps=1, folds=10**6)
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_finished_run_without_validation_is_opened_again(tmp_path: Path) -> None:
+    train_data, _ = digits(100)
+    options = {"lam": 2.0**-10, "steps": 1, "batch_size": 32, "patches": 100, "run_dir": tmp_path / "run"}
+    first = torchckn.train(network(), train_data, **options)
+    again = torchckn.train(network(), train_data, resume=True, **options)
+    assert first.head is not None
+    assert first.head.accuracy is None
+    assert again.head == first.head
+
+
+def test_an_interrupted_training_further_is_not_a_finished_run(tmp_path: Path) -> None:
+    trained(run_dir=tmp_path / "run", steps=1)
+    (tmp_path / "run" / "result.json").unlink()  # as training further does
+    with pytest.raises(NotFittedError, match="is not finished; resume it"):
+        load_trained(tmp_path / "run")
+    with pytest.raises(DataError, match="is not finished, so it has no result"):
+        runs.add_to_result(tmp_path / "run", {"test_accuracy": 1.0})
+    assert not (tmp_path / "run" / "result.json").exists()

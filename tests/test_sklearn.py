@@ -13,8 +13,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import torchckn
-from torchckn import sklearn
+from torchckn import data, sklearn
+from torchckn.building import build_convnet
 from torchckn.errors import ConfigError, DataError
+from torchckn.settings import Settings
 from torchckn.sklearn import CKNClassifier, CKNTransformer
 
 from .training import mnist_mini
@@ -169,3 +171,50 @@ def test_filters_trained_with_labels_do_better_and_can_be_saved(tmp_path: Path) 
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(ConfigError, match="unknown method 'url'.*'ulr'"):
         CKNClassifier(method="url").fit(*some_digits(0, 50))  # type: ignore[arg-type]
+
+
+def test_an_estimator_is_fitted_to_augmented_copies(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = digits
+    plain, copied = CKNClassifier(**SMALL), CKNClassifier(**SMALL, augment=("shift",), copies=2)
+    assert not np.array_equal(plain.fit(x[:100], y[:100]).coef_, copied.fit(x[:100], y[:100]).coef_)
+    with pytest.raises(ConfigError, match="augment expected copies, or a method that trains filters"):
+        CKNClassifier(**SMALL, augment=("shift",)).fit(x[:100], y[:100])
+    with pytest.raises(ConfigError, match="copies expected augment"):
+        CKNClassifier(**SMALL, copies=2).fit(x[:100], y[:100])
+
+
+@pytest.mark.parametrize("validation", [0, 1, 10])
+def test_validation_is_a_fraction(digits: tuple[np.ndarray, np.ndarray], validation: float) -> None:
+    with pytest.raises(ConfigError, match="validation expected a fraction of the images"):
+        CKNClassifier(**SMALL, validation=validation).fit(*digits)
+
+
+def test_a_random_state_may_be_a_seed_or_draw_one(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    small = {**SMALL, "random_state": np.random.RandomState(0)}
+    first, again = CKNTransformer(**small).fit(digits[0][:50]), CKNTransformer(**small).fit(digits[0][:50])
+    assert not torch.equal(*(model.ckn_.kernel_layers()["conv1"].weight for model in (first, again)))
+    zero, none = (CKNTransformer(**SMALL | {"random_state": seed}).fit(digits[0][:50]) for seed in (0, None))
+    assert torch.equal(*(model.ckn_.kernel_layers()["conv1"].weight for model in (zero, none)))
+
+
+def test_options_of_layers_are_not_for_a_network_of_ones_own(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    with pytest.raises(ConfigError, match="filters is for estimators without net, got filters=6 with a net"):
+        CKNTransformer(**SMALL, net="lenet1").fit(digits[0][:50])
+
+
+def test_rows_that_look_like_color_images_are_warned_of() -> None:
+    rows = np.random.default_rng(0).random((20, 3 * 8 * 8), np.float32)
+    with pytest.warns(UserWarning, match=r"rows of 192 numbers are taken for signals; .* image_shape=\(3, 8, 8\)"):
+        CKNTransformer(filters=2, patches=50).fit(rows)
+
+
+def test_a_whitened_network_of_the_zoo_is_that_of_the_command() -> None:
+    x = np.random.default_rng(0).random((12, 3, 32, 32), np.float32)
+    model = CKNTransformer(patches=50, net="allcnn", whiten=True).fit(x)
+    settings = Settings(network="allcnn", whiten=True)
+    net = build_convnet(settings, (3, 32, 32), 10)
+    pixels = data.Preprocessing.fit(torch.from_numpy(x), whiten=True)
+    assert model.ckn_.graph.input_shape == (3, 32, 32)
+    shapes = [tuple(layer.weight.shape) for layer in model.ckn_.kernel_layers().values()]
+    other = torchckn.translate(net, (3, 32, 32), preprocessing=pixels)
+    assert shapes == [tuple(layer.weight.shape) for layer in other.kernel_layers().values()]

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.base import clone
+from torch.utils.data import TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError, cli, data
@@ -23,6 +24,7 @@ from torchckn.errors import ChanceWarning
 from torchckn.fit import fit_head
 from torchckn.fit.classifier import fit_classifier
 from torchckn.fit.folds import cross_validated_penalty, fold_of, in_their_span
+from torchckn.fit.head import Copies
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.network import FeatureScaling
 from torchckn.settings import Settings
@@ -63,6 +65,23 @@ def test_the_penalty_is_that_of_the_best_mean_over_folds(loss: Any) -> None:
     assert lam == min(best, key=lambda score: score.loss).lam, "ties by loss"
 
 
+def test_copies_are_in_the_folds_of_their_originals_which_alone_are_validated_on() -> None:
+    x, y = points(30)
+    copies = torch.cat([x, x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)])
+    copy_of, lambdas = torch.arange(60) % 30, [1.0, 2.0**-8]
+    _, curve = cross_validated_penalty(
+        copies, y.repeat(2), 3, lambdas=lambdas, search="exhaustive", folds=3, copy_of=copy_of
+    )
+    fold = fold_of(y, 3)
+    for score in curve:
+        right = 0.0
+        for k in range(3):
+            rest = (fold != k).repeat(2)
+            weight, bias, _ = fit_classifier(copies[rest], y.repeat(2)[rest], 3, lam=score.lam)
+            right += float(((x[fold == k] @ weight + bias).argmax(1) == y[fold == k]).sum())
+        assert score.accuracy == pytest.approx(right / 30)
+
+
 def test_features_in_their_span_have_the_same_inner_products() -> None:
     x = points(8, 20)[0]
     assert in_their_span(x).shape == (8, 8)
@@ -98,7 +117,7 @@ def test_a_classifier_at_chance_level_is_warned_of() -> None:
     (images, labels), (valid_images, valid_labels) = small_digits(100)
     net = torchckn.fit_filters(network(), images, 200)
     shuffled = labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
-    with pytest.warns(ChanceWarning, match=r"no better than chance: validation accuracy .* on 100 images"):
+    with pytest.warns(ChanceWarning, match=r"not clearly better than chance: validation accuracy .* on 100 images"):
         fit_head(net, (images, shuffled), (valid_images, valid_labels), lam=2.0**-6)
 
 
@@ -151,6 +170,38 @@ def test_augmentation_and_weights_may_be_as_the_command_line_has_them() -> None:
     assert torchckn.TrainConfig(augment="none").augment is torchckn.TrainConfig(augment=[]).augment is None  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="augment.*expected 'flip', 'crop' or 'shift', got 'turn'"):
         torchckn.TrainConfig(augment=["turn"])  # type: ignore[arg-type,list-item]
+
+
+def test_a_classifier_is_fitted_to_augmented_copies_as_well() -> None:
+    (images, labels), valid = small_digits(100)
+    net = torchckn.fit_filters(network(), images, 200)
+    copied = Copies(2, ("shift",), torch.Generator().manual_seed(3))
+    given = {"lambdas": OPTIONS["lambdas"], "folds": 0}
+    fit_head(net, (images, labels), valid, copied=copied, **given)
+    found = net.head.weight.clone()
+    generator = torch.Generator().manual_seed(3)
+    more = [data.augment(images, ["shift"], generator) for _ in range(2)]
+    fit_head(net, (torch.cat([images, *more]), labels.repeat(3)), valid, **given)
+    torch.testing.assert_close(net.head.weight, found)
+    by_folds = fit_head(net, (images, labels), valid, copied=copied, lambdas=OPTIONS["lambdas"])
+    assert by_folds.folds == 5, "copies do not make the images many"
+    with pytest.raises(ConfigError, match="copies are for images in memory, got DataLoader|got TensorDataset"):
+        fit_head(net, TensorDataset(images, labels), valid, copied=copied)
+
+
+def test_augmentation_without_steps_needs_copies() -> None:
+    train_data, valid_data = small_digits(100)
+    with pytest.raises(
+        ConfigError, match="augment changes the images of training steps: expected steps, got none; .*copies=5"
+    ):
+        torchckn.train(network(), train_data, valid_data, **OPTIONS, steps=0, augment="shift")
+    with pytest.raises(ConfigError, match="copies are augmented images: expected augment"):
+        torchckn.train(network(), train_data, valid_data, **OPTIONS, steps=0, copies=2)
+    first, again, other = (
+        trained(network(), steps=0, augment="shift", copies=2, seed=seed)[0].head.weight for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_an_augmented_training_is_resumed_bit_for_bit(tmp_path: Any) -> None:
@@ -295,3 +346,26 @@ def test_an_estimator_takes_any_convnet(net: str, digits: data.DataSet) -> None:
     assert model.ckn_.head.out_features == 10
     with pytest.raises(ConfigError, match="unknown network 'lenet'.*Or pass your own ConvNet"):
         CKNClassifier(net="lenet").fit(images.numpy(), labels.numpy())
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=60), st.data())
+def test_few_images_are_split_in_proportion_and_every_class_is_left_to_train_on(
+    labels: list[int], drawn: st.DataObject
+) -> None:
+    part = data.Part(torch.zeros(len(labels), 1, 1, 1), torch.tensor(labels))
+    held = drawn.draw(st.integers(1, len(labels) - 1))
+    train, valid = data.split(part, held, seed=1)
+    assert len(valid) == held
+    assert sorted([*train.labels.tolist(), *valid.labels.tolist()]) == sorted(labels)
+    if held <= len(labels) - len(set(labels)):
+        assert set(train.labels.tolist()) == set(labels)
+        for label in set(labels):
+            spare = labels.count(label) - 1
+            share = held * spare / (len(labels) - len(set(labels))) if spare else 0
+            assert abs(int((valid.labels == label).sum()) - share) <= 1
+
+
+def test_no_validation_images_at_all(folder: Path) -> None:
+    images = load_images(Settings(data=str(folder), validation=0, resize=14))
+    assert images.valid is None
+    assert len(images.train) == len(load_images(Settings(data=str(folder), resize=14, validation=2)).train) + 2

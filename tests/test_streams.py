@@ -122,7 +122,7 @@ def test_a_sample_is_evenly_spaced_over_all_images(tmp_path: Path, images: int, 
     np.savez(tmp_path / "train.npz", x=x, y=np.arange(images) * 10 // images)
     part = data.load(tmp_path, stream=True).train
     assert isinstance(part, LazyPart)
-    sample = part.sample(count)[:, 0, 0, 0]
+    sample = part.some(count).images[:, 0, 0, 0]
     assert len(sample) == min(count, images)
     gaps = sample.to(torch.uint8).diff()  # which count modulo 256, as the pixels do
     assert set(gaps.tolist()) <= {images // len(sample), -(-images // len(sample))}

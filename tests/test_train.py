@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchckn
 from torchckn import ConfigError, zoo
-from torchckn.fit import HeadFit, chunks, loop, methods
+from torchckn.fit import HeadFit, TrainConfig, chunks, loop, methods
 from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.fit.sphere import tangent
 from torchckn.graph import Conv, Dense, Graph, Whiten
@@ -341,18 +341,18 @@ def test_an_image_is_whitened_once_in_a_training(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_first_classifier_may_be_fitted_to_some_of_the_images(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[Tensor] = []
-    plainly = loop.fit_head
+    plainly = loop.fit_head_as
 
-    def fit_head(net: torchckn.CKN, images: Any, *others: Any, **options: Any) -> HeadFit:
+    def fit_head_as(config: TrainConfig, net: torchckn.CKN, images: Any, *others: Any, **options: Any) -> HeadFit:
         fitted.append(images[0] if isinstance(images, tuple) else images)
-        return plainly(net, images, *others, **options)
+        return plainly(config, net, images, *others, **options)
 
-    monkeypatch.setattr(loop, "fit_head", fit_head)
+    monkeypatch.setattr(loop, "fit_head_as", fit_head_as)
     train_data, valid_data = digits()
     everything: Any = DataLoader(TensorDataset(*train_data), 64) if stream else train_data
     torchckn.train(network(), everything, valid_data, **OPTIONS, steps=1, start_images=150)
     some = {tuple(image.flatten().tolist()) for image in fitted[0]}
-    assert len(some) == len(fitted[0]) == (128 if stream else 150)
+    assert len(some) == len(fitted[0]) == 150
     assert some < {tuple(image.flatten().tolist()) for image in train_data[0]}
     assert fitted[1] is (everything if stream else train_data[0])
     torchckn.train(network(), train_data, valid_data, **OPTIONS, steps=1, start_images=300)
@@ -398,3 +398,10 @@ def test_the_validation_before_the_first_step_is_that_of_the_first_classifier() 
     assert again.history[0]["valid_accuracy"] == pytest.approx(fit.accuracy)
     (score,) = [score for score in fit.curve if score.lam == fit.lam]
     assert again.history[0]["valid_loss"] == pytest.approx(score.loss, rel=1e-4)
+
+
+def test_an_epoch_of_a_loader_has_the_loader_s_own_batches() -> None:
+    train_data, valid_data = digits()
+    loader = DataLoader(TensorDataset(*train_data), 32)
+    options = OPTIONS | {"batch_size": None}
+    assert torchckn.train(network(), loader, valid_data, **options, epochs=1).steps == len(loader) == 10

@@ -14,7 +14,7 @@ from .test_results import result, verdicts
 
 def test_the_page_on_when_to_use_a_kernel_network_is_made_from_the_results_in_the_repository() -> None:
     docs = ROOT / "docs" / "when.md"
-    assert when_text(read_results(ROOT / "experiments", "cpu"), "images/results") == docs.read_text()
+    assert when_text(read_results(ROOT / "experiments", "cpu"), "results.md", "images/results") == docs.read_text()
     for link in re.findall(r"\]\((images/.*?)\)", docs.read_text()):
         assert (docs.parent / link).exists(), link
 

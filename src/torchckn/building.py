@@ -6,6 +6,8 @@ import inspect
 import os
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ class Images(NamedTuple):
     """Images for a run: a training and a validation part, a test part if there is one, the classes, what is done to pixels."""
 
     train: data.Part
-    valid: data.Part
+    valid: data.Part | None
     test: data.Part | None
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -48,10 +50,14 @@ def load_data(settings: Settings, data_dir: str | os.PathLike[str] | None = None
 def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = None) -> Images:
     whole = load_data(settings, data_dir)
     train, valid = whole.train, whole.valid
-    if valid is None:
+    if valid is None and settings.validation != 0:
         held_out = settings.validation or max(1, min(10_000, len(train) // 6))
+        if held_out >= len(train):
+            raise ConfigError(
+                f"validation expected fewer than the {len(train)} images of {whole.name} that are not for testing, got {held_out}"
+            )
         train, valid = data.split(train, held_out, settings.training.seed)
-    elif settings.validation is not None:
+    elif valid is not None and settings.validation is not None:
         raise ConfigError(
             f"validation is for data without validation images, but {whole.name} has {len(valid)} of its own; leave it out"
         )
@@ -66,7 +72,7 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
 
 def _for_statistics(train: data.Part) -> Tensor:
     """The training images that the statistics of pixels are taken from."""
-    return train.sample(STATISTICS_OF) if isinstance(train, data.LazyPart) else train.images
+    return train.some(STATISTICS_OF).images if isinstance(train, data.LazyPart) else train.images
 
 
 def build_convnet(
@@ -121,7 +127,8 @@ def _from_source(source: str, settings: Settings) -> nn.Module:
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
     try:
-        exec(compile(source, str(file), "exec"), module.__dict__)
+        with _importing_from(file.parent):
+            exec(compile(source, str(file), "exec"), module.__dict__)
     except Exception as error:
         raise ConfigError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     factory = getattr(module, name, None)
@@ -131,12 +138,24 @@ def _from_source(source: str, settings: Settings) -> nn.Module:
     if settings.filters is not None:
         raise ConfigError("filters is for networks of the zoo; pass your own network's arguments as --option name=value")
     try:
-        net = factory(**settings.options) if callable(factory) else factory
+        with _importing_from(file.parent):
+            net = factory(**settings.options) if callable(factory) else factory
     except Exception as error:
         raise ConfigError(f"{name} cannot be built with {settings.options}: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{file}:{name} gives a {type(net).__name__}, expected a torch.nn.Module")
     return net
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Within this context, files of this folder can be imported, as by a Python script there."""
+    place = str(folder.resolve())
+    sys.path.insert(0, place)
+    try:
+        yield
+    finally:
+        sys.path.remove(place)
 
 
 def build_network(settings: Settings, images: Images, generator: torch.Generator, source: str | None = None) -> Classifier:

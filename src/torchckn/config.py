@@ -109,6 +109,7 @@ _PLAIN = {
     "a valid boolean": "true or false",
     "a valid string": "text",
     "a valid list": "a list",
+    "a valid tuple": "a list",
     "a valid dictionary": "a table of names and values",
 }
 
@@ -116,5 +117,7 @@ _PLAIN = {
 def _expectation(message: str) -> str:
     """What was expected, of a message such as "Input should be greater than or equal to 1"."""
     text = message.removeprefix("Input should be ").partition(", unable")[0].partition(", got a number")[0]
-    text = text.removeprefix("List should have ").partition(" after validation")[0]
+    text = text.removeprefix("List should have ").removeprefix("Tuple should have ").partition(" after validation")[0]
+    if text.startswith("String should match pattern"):
+        return f"text that matches {text.rpartition('pattern ')[2]}"
     return _PLAIN.get(text, f"a number {text}" if text.startswith(("greater", "less")) else text)

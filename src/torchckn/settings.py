@@ -40,7 +40,7 @@ class Settings(Config):
     kind: Kind = option("ckn", "Train the kernel counterpart, or the ConvNet itself.", heading=NETWORK)
     data: str = option("mnist-mini", "A data set by name, a folder of images, or an .npz file.", heading=IMAGES)
     validation: int | None = option(
-        None, "Images held out for validation; by default a sixth, at most 10,000.", heading=IMAGES, ge=1
+        None, "Images held out for validation; by default a sixth, at most 10,000. 0: none.", heading=IMAGES, ge=0
     )
     stream: bool = option(
         False, "Read images when they are needed, from a folder of images, .tar or .npz files.", heading=IMAGES

@@ -14,30 +14,36 @@ Example:
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
 from . import zoo
-from .choices import Centering
-from .errors import DataError, unknown_name
+from .choices import Augmentation, Centering
+from .errors import ConfigError, DataError, unknown_name
 from .fit.classifier import HeadFit
 from .fit.features import extract_features
 from .fit.filters import fit_filters
 from .fit.folds import FEW_IMAGES, FOLDS
-from .fit.head import fit_head
+from .fit.head import Copies, fit_head
 from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
 from .graph.preprocessing import Preprocessing
 from .kernels import RBFSphere
 from .network import CKN
 from .runs import train
 from .translation import translate
+
+#: options of the layers that an estimator without a net of its own has
+_OF_LAYERS = ("filters", "kernel_size", "layers", "output_size", "eps")
 
 
 @dataclass(eq=False, repr=False)  # scikit-learn reads its options from the arguments of __init__
@@ -54,7 +60,7 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
     whiten: bool = False
     centering: Centering = "image"
     image_shape: tuple[int, ...] | None = None
-    random_state: int | None = None
+    random_state: int | np.random.RandomState | None = None
     net: nn.Module | str | None = None
 
     def _images(self, x: Any, *, reset: bool) -> Tensor:
@@ -86,13 +92,28 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         return np.moveaxis(x, 3, 1) if channels in (1, 3, 4) and min(height, width) > 4 else x
 
     def _row_shape(self, length: int) -> tuple[int, ...]:
+        """Of square grey images, or of a signal, unless ``image_shape`` says otherwise."""
         if self.image_shape is not None:
             return tuple(self.image_shape)
-        side = int(length**0.5)
-        return (1, side, side) if side * side == length else (1, 1, length)  # square grey images, or a signal
+        side, color_side = math.isqrt(length), math.isqrt(length // 3)
+        if 3 * color_side**2 == length and color_side >= 8:
+            warnings.warn(
+                f"rows of {length} numbers are taken for signals; if they are color images, pass image_shape=(3, {color_side}, "
+                f"{color_side})",
+                stacklevel=4,
+            )
+        return (1, side, side) if side * side == length else (1, 1, length)
+
+    def _start(self) -> None:
+        """What a fit begins with: all that is random in it has one seed."""
+        given = self.random_state
+        if given is None or isinstance(given, (int, np.integer)):
+            self._seed = int(given or 0)
+        else:
+            self._seed = int(check_random_state(given).randint(2**31))
 
     def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(0 if self.random_state is None else int(self.random_state))
+        return torch.Generator().manual_seed(self._seed)
 
     def _build(self, images: Tensor, classes: int = 10) -> CKN:
         """``layers`` kernel layers with pooling between them, on standardized (or whitened) images."""
@@ -128,11 +149,19 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
         generator: torch.Generator,
     ) -> CKN:
         """The kernel counterpart of ``net``, with the RBF kernel in place of its nonlinearities."""
+        for name in _OF_LAYERS:
+            value = getattr(self, name)
+            if value != getattr(_CKNEstimator, name):
+                raise ConfigError(
+                    f"{name} is for estimators without net, got {name}={value!r} with a net; build the net with it"
+                )
         net = self.net
         if isinstance(net, str):
             if net not in zoo.ARCHITECTURES:
                 raise unknown_name("network", net, zoo.ARCHITECTURES, "Or pass your own ConvNet.")
-            net = zoo.build(net, **zoo.ARCHITECTURES[net].load().options_for(shape))
+            net = zoo.build(
+                net, **zoo.ARCHITECTURES[net].load().options_for(pixels.output_shape(shape) if pixels else shape)
+            )
         assert net is not None
         rbf = RBFSphere(self.sigma)
         ckn = translate(
@@ -166,12 +195,13 @@ class CKNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _CKNEsti
         centering: mean that is subtracted from the features: ``"image"``, ``"feature"`` or ``"none"``.
         image_shape: (C, H, W) or (H, W) of images that are passed as flat rows. Of images (N, C, H, W), it says that the first
             axis has the channels even if the last one is short enough to be taken for them.
-        random_state: seed of the filters.
+        random_state: seed of the filters, or a ``RandomState`` to draw it from; None is 0.
         net: a ConvNet of your own, or the name of one of the zoo, whose kernel counterpart is taken instead of such layers;
-            ``filters``, ``kernel_size``, ``layers``, ``output_size`` and ``eps`` have no meaning then.
+            ``filters``, ``kernel_size``, ``layers``, ``output_size`` and ``eps`` are not for it.
     """
 
     def fit(self, x: Any, y: Any = None) -> CKNTransformer:
+        self._start()
         images = self._images(x, reset=True)
         self.ckn_ = self._build(images)
         features, _ = extract_features(self.ckn_, images)
@@ -204,6 +234,8 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         lam: the L2 penalty; None chooses it by cross-validation if the filters are unsupervised and there are fewer than 2,000
             images, else on the fraction ``validation`` of the images, and then fits on all of them.
         validation: the fraction of the images that the L2 penalty is chosen on, or that training is validated with.
+        augment: random changes of images, such as ``("flip", "crop")``: of those of each training step, and of ``copies``.
+        copies: augmented copies of each image that the classifier is fitted to as well.
         others: as for :class:`CKNTransformer`.
     """
 
@@ -212,10 +244,19 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
     method: Literal["unsupervised", "ulr", "sgo"] = "unsupervised"
     steps: int = 200
     run_dir: str | None = None
+    augment: tuple[Augmentation, ...] | None = None
+    copies: int = 0
 
     def fit(self, x: Any, y: Any) -> CKNClassifier:
         if y is None:
             raise ValueError("CKNClassifier requires y to be passed, but the target y is None")
+        if not 0 < self.validation < 1:
+            raise ConfigError(f"validation expected a fraction of the images, above 0 and below 1, got {self.validation!r}")
+        if self.copies and not self.augment:
+            raise ConfigError(f"copies expected augment, such as ('flip', 'crop'), got copies={self.copies} alone")
+        if self.augment and self.method == "unsupervised" and not self.copies:
+            raise ConfigError("augment expected copies, or a method that trains filters, got neither; pass copies=5")
+        self._start()
         images = self._images(x, reset=True)
         labels = column_or_1d(y, warn=True)
         check_classification_targets(labels)
@@ -229,7 +270,7 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         self.ckn_ = self._build(images, len(self.classes_))
         targets = torch.from_numpy(codes.astype(np.int64))
         order = torch.randperm(len(images), generator=self._generator())
-        held = max(1, int(self.validation * len(images)))
+        held = min(max(1, int(self.validation * len(images))), len(images) - 1)
         if self.method != "unsupervised":
             self._train(images, targets, order[held:], order[:held])
         self.head_fit_ = self._fit_head((images, targets), order[held:], order[:held])
@@ -240,12 +281,13 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
     def _fit_head(self, labeled: tuple[Tensor, Tensor], kept: Tensor, valid: Tensor) -> HeadFit:
         """The classifier of all images, its penalty chosen by cross-validation if they are few, else on ``valid``."""
         images, targets = labeled
+        copied = Copies(self.copies, self.augment or (), self._generator()) if self.copies else None
         if self.lam is None and self.method == "unsupervised" and len(images) < FEW_IMAGES:
-            return fit_head(self.ckn_, labeled, folds=min(FOLDS, len(images)))
-        if self.lam is not None or not len(kept):
-            return fit_head(self.ckn_, labeled, lam=1e-3 if self.lam is None else float(self.lam))
+            return fit_head(self.ckn_, labeled, folds=min(FOLDS, len(images)), copied=copied)
+        if self.lam is not None:
+            return fit_head(self.ckn_, labeled, lam=float(self.lam), copied=copied)
         parts = ((images[index], targets[index]) for index in (kept, valid))
-        return fit_head(self.ckn_, *parts, refit=True, folds=0)  # trained filters know the labels of any fold
+        return fit_head(self.ckn_, *parts, refit=True, folds=0, copied=copied)  # trained filters know the labels of any fold
 
     def _train(self, images: Tensor, targets: Tensor, kept: Tensor, valid: Tensor) -> None:
         """Train the filters with labels; the classifier on all images comes after."""
@@ -257,6 +299,8 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
             method=method,
             steps=self.steps,
             lam=self.lam,
+            augment=self.augment,
+            copies=self.copies,
             final_head=False,
             generator=self._generator(),
             run_dir=self.run_dir,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,8 +42,14 @@ def load_trained(path: str | os.PathLike[str], *, trust: bool = False) -> Traine
         return _load_saved(path)
     config = runs.read_config(path)
     model = runs.model_file(path)
-    if not model.exists():
-        how = f"torchckn train --resume {path}" if "settings" in config else "torchckn.train(..., resume=True)"
+    if (
+        not model.exists() or runs.read_result(path) is None
+    ):  # it may have the model of earlier steps, and be trained further
+        how = (
+            resume_command(path, config["settings"]["network"])
+            if "settings" in config
+            else "torchckn.train(..., resume=True)"
+        )
         raise NotFittedError(f"the run in {path} is not finished; resume it: {how}")
     if "settings" not in config:  # made in Python
         return _load_saved(model)
@@ -60,6 +67,12 @@ def load_trained(path: str | os.PathLike[str], *, trust: bool = False) -> Traine
     convnet = to_classifier(settings, net, tuple(config["image_shape"]), pixels, len(classes), None)
     load_weights(convnet, model)
     return Trained(convnet.eval(), classes, settings)
+
+
+def resume_command(folder: str | os.PathLike[str], network: str) -> str:
+    """How to resume a run. To name one's own network again is to trust its code."""
+    named = f"{shlex.quote(network)} " if ":" in network else ""
+    return f"torchckn train {named}--resume {shlex.quote(os.fspath(folder))}"
 
 
 def _load_saved(file: Path) -> Trained:

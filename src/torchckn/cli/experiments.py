@@ -47,6 +47,10 @@ def reproduce(
     draw: Annotated[bool, typer.Option("--draw", help="Run nothing; write the page from the existing results.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
     page: Annotated[Path | None, typer.Option(help="The page to write; by default results-SCALE.md in that folder.")] = None,
+    when: Annotated[
+        Path | None,
+        typer.Option(help='Also write the page "When to use a kernel network" to this file, in the folder of the page.'),
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJSON = False,
     quiet: Quiet = False,
@@ -77,12 +81,13 @@ def reproduce(
         raise ConfigError(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
         )
-    if page is not None:
-        output_file(page)
+    page = output_file(page) if page is not None else output / f"results-{scale}.md"
+    if when is not None and output_file(when).resolve().parent != page.resolve().parent:
+        raise ConfigError(f"--when expected a file in the folder of the page, {page.parent}, got {when}")
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
     failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json, threads).failed
-    shown = {one.name: one for one in [*at_scale, *selected]}
-    written = write_page(output, scale, page or output / f"results-{scale}.md", list(shown.values()))
+    is_own = any(one.name not in experiments() for one in selected)
+    written = write_page(output, scale, page, selected if is_own else at_scale, when)
     if as_json:
         print_json({"page": str(written), "cells": len(cells), "failed": failed})
     else:

@@ -36,7 +36,8 @@ def runs_list(
     summaries = []
     for path in sorted(folder.glob("**/config.toml")):
         try:
-            summaries.append(runs.summary(path.parent))
+            if "training" in runs.read_config(path.parent):  # another program's file may have this name
+                summaries.append(runs.summary(path.parent))
         except CKNError as error:
             show(as_json, f"left out: {error}")
     if as_json:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ..errors import CKNError, ConfigError
 from ..formats import percent
+from ..settings import Settings
 from ..tables import clean
 from .options import AsJSON, DataDir, Model, Runs, Trust, completion, print_json, show
 
@@ -65,15 +66,20 @@ def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) 
 
     if part not in ("test", "train", "valid"):
         raise ConfigError(f"--part expected test, train or valid, got {part!r}")
-    if name is None and trained.settings is None:
-        raise ConfigError("this model has no record of its training data; name the images with --data")
-    if name is None and trained.settings is not None:
-        whole = load_data(trained.settings, data_dir)
-    else:
-        whole = data.load(name or "", data_dir)
+    settings = trained.settings
+    if name is None:
+        if settings is None:
+            raise ConfigError("this model has no record of its training data; name the images with --data")
+        whole = load_data(settings, data_dir)
+    else:  # a folder is read as that of training was
+        like = settings if settings is not None and Path(name).is_dir() else Settings()
+        whole = data.load(name, data_dir, stream=like.stream, resize=like.resize)
+    whole = whole.in_classes(trained.classes)
     images = {"test": whole.test, "train": whole.train, "valid": whole.valid}[part]
     if images is None:
         raise ConfigError(f"{whole.name} has no {part} part; use --part train, or name other images with --data")
+    if isinstance(images, data.Part) and images.image_shape[0] == 1 and trained.net.input_shape[0] == 3:
+        images = data.Part(images.images.expand(-1, 3, -1, -1), images.labels)  # grey images for a network of color images
     return whole, images
 
 
@@ -151,13 +157,16 @@ def report(
 
     Example: [bold]torchckn report runs/first -o report.html[/bold]
     """
-    from .. import data
     from .. import report as reporting
+    from ..building import load_data
     from ..runs import output_file, read_config
+    from ..trained import run_settings
 
     output_file(output)
-    settings = read_config(runs[0]).get("settings")
-    images = data.load(settings["data"], data_dir) if settings else None
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--output expected a file ending in .html, got {output}")
+    config = read_config(runs[0])
+    images = load_data(run_settings(runs[0], config), data_dir) if "settings" in config else None
     show(False, f"wrote {reporting.write(runs, output, data=images)}")
 
 

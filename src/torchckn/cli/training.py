@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ..choices import KernelNetworkName, PresetName, check_choice
+from ..choices import DataSetName, KernelNetworkName, PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
@@ -122,7 +122,7 @@ def train(
         source = _source(settings, None if network else resume, trust)
         images = load_images(settings, data_dir)
         quiet = quiet or not is_first()
-        with _folder(resume or run, settings) as folder, _resumable(folder):
+        with _folder(resume or run, settings) as folder, _resumable(folder, settings.network):
             show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
             progress = False if quiet or as_json else None
             result = _trained(settings, images, source, folder, resume is not None, tensorboard, progress)
@@ -130,7 +130,7 @@ def train(
             accuracy = None if result.head is None else result.head.accuracy
             print_json({"run": str(folder), "validation_accuracy": accuracy, **result.to_json()})
         elif not as_json:
-            _show_result(result, folder, quiet)
+            _show_result(result, folder, quiet, images.test is not None)
 
 
 def _source(settings: Settings, folder: Path | None, trust: bool) -> str | None:
@@ -181,14 +181,14 @@ def _trained(
     )
 
 
-def _show_result(result: TrainResult, folder: Path, quiet: bool) -> None:
+def _show_result(result: TrainResult, folder: Path, quiet: bool, has_test: bool) -> None:
     if result.stopped:
         show(quiet, f"stopped after step {result.steps}: {result.stopped}")
-    accuracy = None if result.head is None else result.head.accuracy
-    shown = "" if accuracy is None else f"validation accuracy {percent(accuracy, 2)}, "
-    show(
-        quiet, f"{shown}{result.seconds:.0f} s. Report: torchckn report {folder}; test accuracy: torchckn evaluate {folder}"
-    )
+    head = result.head
+    which = "cross-validated" if head is not None and head.folds else "validation"
+    shown = "" if head is None or head.accuracy is None else f"{which} accuracy {percent(head.accuracy, 2)}, "
+    test = f"; test accuracy: torchckn evaluate {folder}" if has_test else ""
+    show(quiet, f"{shown}{result.seconds:.0f} s. Report: torchckn report {folder}{test}")
 
 
 def _start(processes: int, max_restarts: int, settings: Settings, run: Path | None, resume: Path | None) -> None:
@@ -217,7 +217,8 @@ def _new(network: str | None, preset: str | None, config: Path | None, given: di
             f"--preset is for kernel networks trained by ulr, got {settings.kind} trained by {settings.method}; remove --preset"
         )
     _check_owners(values, settings)
-    return settings.replace(network=_resolved(settings.network))
+    places = {name: os.path.abspath(value) for name in ("data", "unlabeled") if _is_path(value := getattr(settings, name))}
+    return settings.replace(network=_resolved(settings.network), **places)
 
 
 def _check_owners(values: Iterable[str], settings: Settings) -> None:
@@ -236,6 +237,11 @@ def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
     has_own = ":" in str(values.get("network", "")) or values.get("network") in get_args(KernelNetworkName)
     return options if has_own else options | {"filters": PRESET_FILTERS}
+
+
+def _is_path(data: str | None) -> bool:
+    """Whether this is the path of images, which a run keeps whole: it can be resumed from any folder."""
+    return data is not None and data not in get_args(DataSetName) and os.path.exists(data)
 
 
 def _resolved(network: str) -> str:
@@ -269,15 +275,17 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
 
 
 @contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
+def _resumable(folder: Path, network: str) -> Iterator[None]:
     """After Ctrl-C, say how to resume."""
+    from ..trained import resume_command
+
     try:
         yield
     except KeyboardInterrupt as stop:
         what = str(stop).partition(";")[0] or "interrupted"
         is_run = (folder / "config.toml").exists()
         how = (
-            f"resume it with: torchckn train --resume {folder}"
+            f"resume it with: {resume_command(folder, network)}"
             if is_run
             else "the run had not begun, so there is nothing to resume"
         )

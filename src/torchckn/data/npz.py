@@ -39,6 +39,8 @@ def load_npz(file: Path) -> DataSet:
             )
     count = 1 + int(max(labels.max() for _, labels in pairs.values()))
     parts = {name: checked_part(*pair, count, shown(file)) for name, pair in pairs.items()}
+    if count < 2:
+        raise DataError(f"{shown(file)} expected images of at least two classes, got the label {count - 1} only")
     classes = tuple(str(i) for i in range(count))
     return DataSet(shown(file.stem), parts["train"], parts.get("test"), classes, parts.get("valid"))
 
@@ -117,7 +119,9 @@ def check_arrays(shape: tuple[int, ...], dtype: np.dtype, y: np.ndarray, what: s
     if len(shape) not in (3, 4) or dtype.kind not in "uif":
         raise DataError(f"{what} expected x of shape (N, H, W) or (N, C, H, W) and numbers, got {shape} of {dtype}")
     if y.ndim != 1 or y.dtype.kind not in "ui":
-        raise DataError(f"{what} expected y to be integers, one for each image, got {y.shape} of {y.dtype}")
+        raise DataError(
+            f"{what} expected y to be integers, one for each image, got {y.shape} of {y.dtype}; number the classes 0, 1, 2, ..."
+        )
     if not shape[0] or not len(y):
         raise DataError(f"{what} has no images")
     if not math.prod(shape):

@@ -90,7 +90,7 @@ def _part_folders(folder: Path) -> dict[str, Path]:
     """The folders of the training, validation and test images; if there are no such folders, all images are for training."""
     folders = {place.name.lower(): place for place in _subfolders(folder)}
     parts = [name for name in ("train", *VALIDATION, "test") if name in folders]
-    if len(parts) < 2 and list(folders) != ["train"]:
+    if len(parts) < 2 and list(folders) != ["train"] and not _has_classes_of_train(folders):
         return {"train": folder}  # a class may well be called train or test
     if "train" not in parts or len(parts) < len(folders) or len({*parts} & {*VALIDATION}) > 1:
         raise DataError(
@@ -98,6 +98,13 @@ def _part_folders(folder: Path) -> dict[str, Path]:
             f"{', '.join(shown(place.name) for place in folders.values())}; move or rename the others"
         )
     return {"valid" if name in VALIDATION else name: folders[name] for name in parts}
+
+
+def _has_classes_of_train(folders: dict[str, Path]) -> bool:
+    """Whether another folder has the same sub-folders as ``train``: a part with a name that is not expected."""
+    others = [place for name, place in folders.items() if name != "train"]
+    classes = [place.name for place in _subfolders(folders["train"])] if "train" in folders else []
+    return bool(classes) and any([place.name for place in _subfolders(other)] == classes for other in others)
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -148,7 +155,7 @@ def _warn_of_others(folder: Path, read: Collection[Path]) -> None:
         count = "1 file was" if len(others) == 1 else f"{len(others)} files were"
         warnings.warn(
             f"{shown(folder)}: {count} not read: {_listed(folder, others)}; "
-            f"expected files with names in {', '.join(IMAGES)}, in the folder of a class. Convert, move or remove the others",
+            f"expected names ending in {', '.join(IMAGES)}, in the folder of a class. Convert, move or remove the others",
             stacklevel=4,
         )
 
@@ -179,7 +186,7 @@ _MOST_PIXELS = 2**26
 
 def read_image(file: ImageFile, mode: str = "") -> Tensor:
     """An image file as (C, H, W), uint8: grey or RGB as in the file, or as ``mode`` ("L" or "RGB") says."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(_opened(file), formats=_FORMATS) as opened:
@@ -193,6 +200,7 @@ def read_image(file: ImageFile, mode: str = "") -> Tensor:
                 image = Image.fromarray((values.astype(np.float64) / 257).round().astype(np.uint8))
             elif image.mode == "F":
                 raise ValueError("its pixels are floating-point numbers, where 8 or 16 bits are expected")
+            image = ImageOps.exif_transpose(image)  # upright, as cameras and phones mark it
             kind = mode or ("L" if _has_grey_pixels(image) else "RGB")
             pixels = np.asarray(image.convert(kind))
     except Exception as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -78,6 +78,14 @@ class Part:
             raise DataError(f"subset expected indices below {count}, got {int(index.min())} to {int(index.max())}")
         return Part(self.images[index], self.labels[index])
 
+    def some(self, count: int) -> Part:
+        """At most so many images, evenly spaced over all of them, because folders are sorted by class."""
+        return self.subset(evenly_spaced(count, len(self)))
+
+    def relabeled(self, numbers: Tensor) -> Part:
+        """The same images, with ``numbers[label]`` in place of each label."""
+        return Part(self.images, numbers[self.labels])
+
     def __repr__(self) -> str:
         return f"Part({len(self)} images of shape {tuple(self.images.shape[1:])}, {self.images.dtype})"
 
@@ -96,13 +104,71 @@ class DataSet:
     def image_shape(self) -> tuple[int, int, int]:
         return self.train.image_shape
 
+    def in_classes(self, classes: tuple[str, ...]) -> DataSet:
+        """The same images, with labels that number these classes, found by name. Numbers are no names: they stay as they are.
+
+        Example:
+            >>> from torchckn import data
+            >>> digits = data.load("mnist-mini")
+            >>> digits.in_classes(digits.classes) is digits
+            True
+        """
+        if self.classes == classes or _are_numbers(self.classes) or _are_numbers(classes):
+            return self
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
+            raise DataError(
+                f"{self.name} expected images of the classes {_listed(classes)}, got {_listed(unknown)}; rename its classes as "
+                "those the network was trained on, or remove the others"
+            )
+        numbers = torch.tensor([classes.index(name) for name in self.classes])
+        parts = {"train": self.train, "valid": self.valid, "test": self.test}
+        relabeled: dict[str, Any] = {name: part.relabeled(numbers) for name, part in parts.items() if part is not None}
+        return replace(self, classes=classes, **relabeled)
+
+
+def _are_numbers(classes: tuple[str, ...]) -> bool:
+    """Whether classes have no names, only numbers from 0 on."""
+    return classes == tuple(map(str, range(len(classes))))
+
+
+def _listed(names: Sequence[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} others" if len(names) > most else "")
+
 
 def split(part: Part, held_out: int, seed: int = 0) -> tuple[Part, Part]:
-    """A training and a validation part: ``part`` without ``held_out`` images that are drawn at random, and these."""
+    """A training and a validation part: ``part`` without ``held_out`` images that are drawn at random, and these.
+
+    Of few images, every class has its share in both parts, and at least one in the training part.
+    """
     if not isinstance(held_out, int) or not 0 < held_out < len(part):
         raise ConfigError(f"split expected to hold out between 1 and {len(part) - 1} images, got {held_out!r}")
     order = _order(len(part), seed)
+    if len(part) < FEW_IMAGES:
+        order = _by_share(order, part.labels, held_out)
     return part.subset(order[held_out:]), part.subset(order[:held_out])
+
+
+#: images below which chance is not left to give every class its share
+FEW_IMAGES = 2000
+
+
+def _by_share(order: Tensor, labels: Tensor, held_out: int) -> Tensor:
+    """The same numbers, of which the first ``held_out`` have all classes in proportion, and if possible not all of a class."""
+    by_class = order[labels[order].argsort(stable=True)]
+    is_first = torch.ones(len(order), dtype=torch.bool)
+    is_first[1:] = labels[by_class].diff() != 0
+    others = by_class[~is_first]
+    held = others[evenly_spaced(held_out, len(others))] if held_out <= len(others) else order[:held_out]
+    is_held = torch.zeros(len(order), dtype=torch.bool)
+    is_held[held] = True
+    return torch.cat([order[is_held[order]], order[~is_held[order]]])
+
+
+def evenly_spaced(count: int, length: int) -> Tensor:
+    """At most ``count`` of the numbers below ``length``."""
+    count = min(count, length)
+    return torch.arange(count) * length // count
 
 
 def _order(count: int, seed: int) -> Tensor:
@@ -117,5 +183,8 @@ def checked_part(images: Tensor, labels: Tensor, classes: int, what: str) -> Par
     if not len(images):
         raise DataError(f"{what} has no images")
     if labels.ndim != 1 or labels.min() < 0 or labels.max() >= classes:
-        raise DataError(f"{what} expected labels from 0 to {classes - 1}, got {int(labels.min())} to {int(labels.max())}")
+        raise DataError(
+            f"{what} expected labels from 0 to {classes - 1}, got {int(labels.min())} to {int(labels.max())}; number the classes "
+            "0, 1, 2, ..."
+        )
     return Part(images, labels.long())

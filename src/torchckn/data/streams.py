@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from ..errors import ConfigError, DataError
 from .limits import check_class, shown
 from .own import VALIDATION, WIDEST, ImageFile, Piece, image_files_by_part, is_grey, read_for, read_image
-from .sets import DataSet
+from .sets import DataSet, Part, evenly_spaced
 from .shards import Location, as_bytes, index_npz, index_tar
 
 SHARDS = (".tar", ".npz")
@@ -57,10 +57,14 @@ class LazyPart(Dataset[tuple[Tensor, Tensor]]):
         where = self.where.rows(which.numpy())
         return LazyPart(where, self.labels[which], self.image_shape, resize=self.resize, workers=self.workers)
 
-    def sample(self, count: int) -> Tensor:
-        """At most so many images, evenly spaced over all of them, because folders are sorted by class: (n, C, H, W)"""
-        count = min(count, len(self))
-        return torch.stack([self[i * len(self) // count][0] for i in range(count)])
+    def relabeled(self, numbers: Tensor) -> LazyPart:
+        """The same images, with ``numbers[label]`` in place of each label."""
+        return LazyPart(self.where, numbers[self.labels], self.image_shape, resize=self.resize, workers=self.workers)
+
+    def some(self, count: int) -> Part:
+        """At most so many images, evenly spaced over all of them, because folders are sorted by class; they are read now."""
+        index = evenly_spaced(count, len(self))
+        return Part(torch.stack([self[int(i)][0] for i in index]), self.labels[index])
 
     def digest(self) -> str:
         """Of the names and sizes of the files, the places of images in them, and all labels; not of where the folder is."""

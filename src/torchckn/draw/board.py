@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .. import data
+from ..building import load_data
 from ..errors import ConfigError, DataError
 from ..network import Classifier
 from ..report.pictures import thumbnail
@@ -85,8 +85,8 @@ def _entry(run: Path, data_dir: str | os.PathLike[str] | None, trust: bool) -> _
     net, title = trained.net, f"{run.name} ({_TITLES[trained.net.kind]})"
     if trained.settings is None or net.kind != "ckn":
         return _Entry(title, net, trained.classes, None, (), ())
-    whole = data.load(trained.settings.data, data_dir)
-    images, labels = (part[:REFERENCE_IMAGES] for part in whole.train)
+    whole = load_data(trained.settings, data_dir)
+    images, labels = whole.train.some(REFERENCE_IMAGES)
     features = [net.features(net.pixels(some)) for some in images.split(64)]
     train_features = torch.nn.functional.normalize(torch.cat(features), dim=1)
     pictures = tuple(thumbnail(image) for image in images)

@@ -4,7 +4,7 @@
 :mod:`.spec`              ``specs/*.toml``: what an experiment is; it becomes cells, each one network trained once
 :mod:`.extras`            what a cell may be given besides settings of training
 :mod:`.shared`            what cells share: starts, learning rates, speeds
-:mod:`.cell`              one cell, run from nothing to a JSON file
+:mod:`.cell`              one cell, from its settings to a JSON file
 :mod:`.runner`            all cells: in parallel processes, resumed where they were interrupted
 :mod:`.results`           the JSON files read again
 :mod:`.figures`           the paper's figures, from the results alone

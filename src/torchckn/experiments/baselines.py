@@ -199,10 +199,10 @@ class PatchFeatures(NamedTuple):
         return torch.cat([self._features(some.float() / 255) for some in images.split(100)])
 
     def _features(self, x: Tensor) -> Tensor:
-        side = x.shape[2] - PATCH + 1
+        positions = [size - PATCH + 1 for size in x.shape[2:]]
         rows = F.unfold(x, PATCH).transpose(1, 2).flatten(0, 1)  # (n positions, s)
         products = (_contrast_normalized(rows) - self.mean) @ (self.whitening @ self.centroids.T)
-        active = products.sub_(THRESHOLD).clamp_(min=0).view(len(x), side, side, -1).permute(0, 3, 1, 2)
+        active = products.sub_(THRESHOLD).clamp_(min=0).view(len(x), *positions, -1).permute(0, 3, 1, 2)
         return F.adaptive_avg_pool2d(active, 2).flatten(1)  # (n, 4 k)
 
 

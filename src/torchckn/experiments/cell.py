@@ -36,7 +36,8 @@ from .spec import Cell
 
 def run_cell(cell: Cell, folder: Path) -> None:
     """Measure a cell and write its result; nothing is done if there is one already."""
-    work = folder / "work" / cell.scale / f"{cell.name}-{digest(identity(cell.settings, cell.extras, cell.measure))}"
+    whole = identity(cell.settings, cell.extras, cell.measure) | {"source": cell.source_digest}
+    work = folder / "work" / cell.scale / f"{cell.name}-{digest(whole)}"
     work.mkdir(parents=True, exist_ok=True)
     began = clock()
     with FileLock(work.parent / f".{work.name}.lock"):
@@ -55,7 +56,7 @@ def run_cell(cell: Cell, folder: Path) -> None:
                 "seed": cell.seed,
                 "settings": cell.settings.to_flat(),
                 "extras": cell.extras,
-            }
+            } | ({} if cell.source_digest is None else {"source_digest": cell.source_digest})
             write_atomically(result_file(folder, cell), (json.dumps(own | content, indent=1) + "\n").encode())
         shutil.rmtree(work, ignore_errors=True)
 

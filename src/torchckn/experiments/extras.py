@@ -5,7 +5,7 @@ To add one, write a line here; it may then stand in the rules and in the grid of
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -19,7 +19,8 @@ class GradientExtras(Config):
 
     images: int = Field(ge=1)
     directions: int = Field(ge=1)
-    methods: list[str] = Field(min_length=1)
+    methods: list[Annotated[str, Field(pattern=r"^(eigh|svd|newton-\d+)$")]] = Field(min_length=1)
+    """``"eigh"``, ``"svd"``, or ``"newton-20"``, with the number of iterations"""
 
 
 class Extras(Config):

@@ -190,17 +190,22 @@ def _over_filters(experiment: Experiment, results: list[Result]) -> list[Figure]
     return [figure]
 
 
+#: variables that the label of a network names in words of its own
+_NAMED = ("experiment", "kind", "options.bias", "budget")
+
+
 def _network_label(names: Sequence[str], line: tuple[Any, ...], experiment: str) -> str:
     values = dict(zip(names, line, strict=True))
     if "kind" not in values:
         return joined_label(names[1:], line[1:])
     name = NETWORK_NAMES[values["kind"]]
+    others = [value_label(n, value) for n, value in values.items() if n not in _NAMED and value is not None]
     if values["kind"] == "ckn":
-        return f"{name}, unsupervised filters" if values["experiment"] == "unsupervised" else name
+        return ", ".join([name, *(["unsupervised filters"] if values["experiment"] == "unsupervised" else []), *others])
     if experiment == "unsupervised":
         return name
     details = {"biases": values.get("options.bias"), "equal time": values.get("budget") == "time"}
-    return ", ".join([name, *(text for text, applies in details.items() if applies)])
+    return ", ".join([name, *(text for text, applies in details.items() if applies), *others])
 
 
 #: ends the name of a learner on augmented images, whose line is dashed

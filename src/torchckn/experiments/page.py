@@ -14,17 +14,21 @@ from .judging import VERDICT_RULES, estimate
 from .notes import filled
 from .results import Result, Results, read_results
 from .spec import Experiment, preset
+from .spec import experiments as packaged
 from .tables import markdown_table
 from .when import few_labels_tables, when_text
 
 
-def write_page(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment]) -> Path:
-    """Write the page (Markdown), its figures to ``images/<name of the page>/`` next to it; at the scale cpu also ``when.md``."""
+def write_page(
+    folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment], when: Path | None = None
+) -> Path:
+    """Write the page (Markdown), its figures to ``images/<name of the page>/`` next to it; and, next to it as well, ``when``,
+    the page "When to use a kernel network"."""
     results = current_results(folder, scale, experiments)
     for experiment in experiments:
         draw(experiment, results, page.parent / _images(page))
-    if scale == "cpu":
-        write_atomically(page.with_name("when.md"), when_text(results, _images(page)).encode())
+    if when is not None:
+        write_atomically(when, when_text(results, page.name, _images(page)).encode())
     write_atomically(page, page_text(folder, scale, page, experiments, results).encode())
     return page
 
@@ -39,8 +43,9 @@ def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[
     notes = folder / "results" / scale / "notes.md"
     experiments = [experiment for experiment in experiments if scale in experiment.scale]
     parts = [f"# Results of the experiments, scale `{scale}`", _introduction(results, scale), *_presets(scale, experiments)]
-    parts += ["## Claims", VERDICT_RULES, claims_table(results)]
-    parts += [filled(notes.read_text(encoding="utf-8").strip(), results)] if notes.exists() else []
+    if any(experiment.name in packaged() for experiment in experiments):  # claims are about these
+        parts += ["## Claims", VERDICT_RULES, claims_table(results)]
+        parts += [filled(notes.read_text(encoding="utf-8").strip(), results)] if notes.exists() else []
     for experiment in experiments:
         own = results.of(experiment.name)
         parts += [f"## {experiment.title}", f"{experiment.about} Source: {experiment.paper}."]
@@ -80,6 +85,8 @@ def _introduction(results: Results, scale: str) -> str:
 
 def _clocks(results: Sequence[Result]) -> str:
     by_cpu = sum(result.clock == "cpu" for result in results)
+    if by_cpu in (0, len(results)):
+        return f"Times are {'CPU' if by_cpu else 'wall-clock'} times."
     return (
         f"Times are CPU times of the process in {by_cpu} runs, which other programs on the machine affect less, and wall-clock "
         f"times in the other {len(results) - by_cpu}."

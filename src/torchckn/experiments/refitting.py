@@ -10,7 +10,7 @@ import copy
 from typing import Any
 
 from ..fit.callbacks import Callback, Training
-from ..fit.head import fit_head
+from ..fit.head import fit_head_as
 from ..fit.result import Record
 
 
@@ -21,7 +21,7 @@ class Refitting(Callback):
         self.train_data, self.valid_data = train_data, valid_data
 
     def on_validation_end(self, training: Training, record: Record) -> None:
-        net, loss = copy.deepcopy(training.net), training.config.loss
+        net = copy.deepcopy(training.net)
         # Filters know the training labels, so only validation images choose the penalty.
-        head = fit_head(net, self.train_data, self.valid_data, loss=loss, folds=0, progress=False)
+        head = fit_head_as(training.config, net, self.train_data, self.valid_data, lam=None, folds=0, progress=False)
         record["refitted_accuracy"] = head.accuracy

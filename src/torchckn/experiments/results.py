@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..fit.config import TrainConfig
 from ..settings import Settings, settings_from
 from .spec import Cell
@@ -33,6 +33,8 @@ class Result:
     environment: dict[str, Any]
     clock: str = "wall"
     """whether times are CPU time (``"cpu"``) or wall-clock time"""
+    source_digest: str | None = None
+    """of the code of a network of one's own"""
     copied_from: str | None = None
     """an experiment, and the values of its variables, that measure the very same"""
 
@@ -45,8 +47,12 @@ class Result:
 
     def is_of(self, cell: Cell) -> bool:
         """Whether this is what the cell would measure, as its experiment has it now."""
-        own = identity(settings_from(self.settings, self.experiment), self.extras, self.measure)
-        return self.measure == cell.measure and own == identity(cell.settings, cell.extras, cell.measure)
+        try:
+            own = identity(settings_from(self.settings, self.experiment), self.extras, self.measure)
+        except ConfigError:  # of options that there are no longer
+            return False
+        same_code = self.source_digest == cell.source_digest
+        return same_code and self.measure == cell.measure and own == identity(cell.settings, cell.extras, cell.measure)
 
     def seconds_at(self, record: dict[str, Any]) -> float:
         """Total time up to this record, including the unsupervised filters and the first classifier."""
@@ -60,6 +66,8 @@ class Result:
 def start_settings(settings: Settings) -> dict[str, Any]:
     """The settings that decide what a network is before its first training step."""
     later = TrainConfig.option_names(shapes_start=False) | {"device"}
+    if settings.training.copies:
+        later -= {"augment"}
     return {name: value for name, value in settings.to_flat().items() if name not in later}
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..errors import CKNError, ConfigError
+from ..errors import ConfigError, Interrupted
 from .results import Results, is_finished, read_results
 from .shared import shared_files
 from .spec import Cell
@@ -65,7 +65,7 @@ def run_cells(
                 console.print(f"{cell.name}: {state}; {what_is_left([*left, *running.cells], folder, jobs)}")
             time.sleep(0.2)
     except KeyboardInterrupt:
-        raise CKNError(f"interrupted after {time.monotonic() - began:.0f} s; rerun the command to continue") from None
+        raise Interrupted(f"interrupted after {time.monotonic() - began:.0f} s; rerun the command to continue") from None
     finally:
         running.stop()
     return outcome

@@ -27,7 +27,8 @@ from ..building import Images, build_network, load_images
 from ..data import Part
 from ..errors import ConfigError, DataError, NumericalError, is_out_of_memory
 from ..files import read_tensors, write_atomically, write_tensors
-from ..fit import TrainResult, evaluate, fit_filters, fit_head
+from ..fit import TrainResult, evaluate, fit_filters
+from ..fit.head import fit_head_as
 from ..network import CKN, Classifier
 from ..settings import Settings, settings_from
 from .results import Result, identity, read_results, start_settings
@@ -134,16 +135,7 @@ class Bench:
         images = self.images.train if unlabeled is None else unlabeled
         fit_filters(net, images, how.patches, restarts=how.restarts, generator=self.generator())
         if self.cell.measure != "gradient":
-            head = fit_head(
-                net,
-                self.images.train,
-                self.images.valid,
-                loss=how.loss,
-                search=how.penalty_search,
-                folds=how.folds,
-                class_weights=how.class_weights,
-                label_smoothing=how.label_smoothing,
-            )
+            head = fit_head_as(how, net, self.images.train, self.images.valid, lam=None, generator=self.generator())
             facts = {"start_valid_accuracy": head.accuracy, "start_lam": head.lam}
         return facts | {"start_seconds": round(clock() - began, 2)}
 
@@ -256,7 +248,7 @@ def _try(bench: Bench, file: Path) -> Path:
 
 def _refitted_accuracy(net: Classifier, some: Part, bench: Bench) -> float:
     try:
-        return fit_head(net, some, bench.images.valid, loss=bench.settings.training.loss, folds=0).accuracy or 0.0
+        return fit_head_as(bench.settings.training, net, some, bench.images.valid, lam=None, folds=0).accuracy or 0.0
     except DataError:  # features are not finite
         return 0.0
 

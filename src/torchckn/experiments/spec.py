@@ -7,6 +7,7 @@ and later ones take precedence. Read next: :mod:`torchckn.experiments.shared`.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import tomllib
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
+from .. import kernels
 from ..choices import FigureKind, Measure, ScaleName
 from ..config import Config
 from ..errors import ConfigError, unknown_name
@@ -96,8 +98,16 @@ class Experiment(Config):
         for name, values in (pair for grid in grids for pair in grid.items()):
             if name == "seed":
                 raise ValueError("grid: seed is not a variable; say how many in scale.cpu.seeds")
+            if name not in self.grid:
+                raise ValueError(f"grid: a scale has the variable {name!r}, which the experiment's own grid does not have")
             if not values:
                 raise ValueError(f"grid.{name}: expected at least one value")
+            for value in values:
+                if not isinstance(value, (str, int, float)):
+                    raise ValueError(f"grid.{name}: expected numbers, texts, true or false, got {value!r}")
+            told_apart = {*drawn.panels, *drawn.lines} | ({"filters"} if drawn.kind == "over-filters" else set())
+            if drawn.kind in ("curves", "over-filters") and len(values) > 1 and name not in told_apart:
+                raise ValueError(f"figure: {name!r} has several values; expected it among panels or lines, which it is not")
         return self
 
     def cells(self, scale: ScaleName, seeds: int | None = None) -> list[Cell]:
@@ -154,15 +164,29 @@ class Cell:
             Extras(**self.extras)
         except ConfigError as error:
             raise ConfigError(f"{self.name}: {error}") from None
+        for kernel in (settings.kernel, settings.linear_kernel):
+            kernels.parse(kernel)
         for name, example in NEEDED.get(self.measure, {}).items():
             if name not in self.extras:
                 raise ConfigError(f"{self.name}: the measure {self.measure!r} needs {name}, as in {example}")
+        if settings.training.start_images is not None:
+            raise ConfigError(f"{self.name}: experiments fit the first classifier to all images; remove start_images")
+        if settings.training.epochs is not None:
+            raise ConfigError(f"{self.name}: experiments count steps, expected steps, got epochs; use steps = ...")
         if self.measure == "train" and settings.training.steps == 0:
             raise ConfigError(
                 f"{self.name}: steps expected at least 1, got 0; without training, use the measure 'unsupervised'"
             )
         if self.measure != "train" and settings.kind != "ckn":
             raise ConfigError(f"{self.name}: the measure {self.measure!r} is for kind = 'ckn', got {settings.kind!r}")
+
+    @property
+    def source_digest(self) -> str | None:
+        """Of the code of a network of one's own, ``file.py:ClassName``."""
+        from ..building import own_source
+
+        network = self.settings.network
+        return hashlib.sha256(own_source(network).encode()).hexdigest() if ":" in network else None
 
     @property
     def settings(self) -> Settings:

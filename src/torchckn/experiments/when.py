@@ -15,11 +15,13 @@ from .results import Result, Results, accuracies_by_labels
 from .tables import markdown_table, mean_and_range
 
 
-def when_text(results: Results, images: str) -> str:
-    """The page as Markdown, of ``when.md`` in this folder; ``images`` is the folder of figures, relative to the page."""
+def when_text(results: Results, page: str, images: str) -> str:
+    """The page as Markdown, of ``when.md`` in this folder, next to the ``page`` of all results with its folder of ``images``."""
     tables = "\n\n".join(few_labels_tables(results.of("few-labels"))) or "Not run yet."
     text = resources.files(__package__).joinpath("when.md").read_text(encoding="utf-8")
-    return Template(text).substitute(images=images, few_labels=tables, equal_time=equal_time_table(results.of("equal-time")))
+    return Template(text).substitute(
+        page=page, images=images, few_labels=tables, equal_time=equal_time_table(results.of("equal-time"))
+    )
 
 
 def few_labels_tables(results: Sequence[Result]) -> list[str]:

@@ -110,11 +110,17 @@ class TrainingBatches:
     def sample(self, count: int) -> Any:
         """Some images at random, each once, leaving the order of training as it is; None if there are no more than that.
 
-        As data that are the same in every process, not its share: who takes them shares them out.
+        Of a stream, the next batches, until they have as many images or it begins again. As data that are the same in every
+        process, not its share: who takes them shares them out.
         """
         if self.streams:
-            parts = [self._from_stream() for _ in range(max(1, count // self.batch_size))]
-            return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+            parts, epoch = [self._from_stream()], self.epoch
+            while sum(len(images) for images, _ in parts) < count:
+                batch = self._from_stream()
+                if self.epoch != epoch:
+                    break
+                parts.append(batch)
+            return tuple(torch.cat(both)[:count] for both in zip(*parts, strict=True))
         if count >= self.count:
             return None
         index = torch.randperm(self.count, generator=self.generator)[:count]

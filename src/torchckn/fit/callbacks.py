@@ -146,15 +146,20 @@ class ProgressBar(Callback):
         self.show = show
         self._stack = ExitStack()
         self._report: Report | None = None
+        self._valid = ""
 
     def on_train_start(self, training: Training) -> None:
         name = (training.config.method or "").upper()
         self._report = self._stack.enter_context(progress(name, training.steps, self.show))
+        for record in training.history:
+            if "valid_accuracy" in record:
+                self.on_validation_end(training, record)
+
+    def on_validation_end(self, training: Training, record: Record) -> None:
+        self._valid = f" valid {100 * record['valid_accuracy']:.1f}"
 
     def on_step_end(self, training: Training, record: Record) -> None:
-        accuracies = [r["valid_accuracy"] for r in reversed(training.history) if "valid_accuracy" in r]
-        valid = f" valid {100 * accuracies[0]:.1f}" if accuracies else ""
-        text = f"loss {record['loss']:.3f} train {100 * record['accuracy']:.1f}{valid} lr {record['lr']:.1g}"
+        text = f"loss {record['loss']:.3f} train {100 * record['accuracy']:.1f}{self._valid} lr {record['lr']:.1g}"
         if self._report:
             self._report(training.step, text)
 

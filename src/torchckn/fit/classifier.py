@@ -67,7 +67,7 @@ class HeadFit:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> HeadFit:
-        return HeadFit(**content | {"curve": tuple(LambdaScore(**score) for score in content["curve"])})
+        return HeadFit(**{"accuracy": None} | content | {"curve": tuple(LambdaScore(**score) for score in content["curve"])})
 
 
 #: a solution is precise if another round of iterations gains less than this fraction of the objective, and good enough to

@@ -205,7 +205,11 @@ class TrainConfig(MethodOptions):
     rollback: bool = option(False, "Undo epochs that reduce the training accuracy by more than 2 %.", heading=TRAINING)
     seed: int = option(0, "Seed of everything that is random.", heading=TRAINING, shapes_start=True, ge=0, lt=2**63)
     lambdas: tuple[float, ...] | None = option(
-        None, "L2 penalties to choose from; by default the paper's, 2^0 to 2^-40.", heading=CLASSIFIER, min_length=1
+        None,
+        "L2 penalties to choose from; by default the paper's, 2^0 to 2^-40.",
+        heading=CLASSIFIER,
+        min_length=1,
+        shapes_start=True,
     )
     folds: int | None = option(
         None,
@@ -220,6 +224,14 @@ class TrainConfig(MethodOptions):
         "Training images for the first classifier, before the steps; by default all.",
         heading=CLASSIFIER,
         ge=1,
+        shapes_start=True,
+    )
+    copies: int = option(
+        0,
+        "With augment: randomly changed copies of each training image that classifiers are fitted to as well.",
+        heading=CLASSIFIER,
+        ge=0,
+        le=1000,
         shapes_start=True,
     )
     penalty_search: PenaltySearch = option(
@@ -302,18 +314,28 @@ class TrainConfig(MethodOptions):
         check_choice("preset", name, PresetName)
         return cls(**PRESETS[name] | overrides)
 
-    def resolved(self, method: TrainingMethod, images: int | None) -> TrainConfig:
+    def resolved(self, method: TrainingMethod, images: int | None, batches: int | None = None) -> TrainConfig:
         """With the defaults filled in that depend on the method and on the number of training images.
 
         Args:
             method: what to train with if the configuration does not say.
             images: number of training images, if that is known.
+            batches: number of batches per epoch, of data that have their own batches.
         """
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"give steps or epochs, not both; got steps={self.steps} and epochs={self.epochs}")
         if self.validation_labels and not self.final_head:
             raise ConfigError(
                 "validation_labels is for the last classifier, expected final_head=True, got False; set validation_labels=False"
+            )
+        if self.copies and not self.augment:
+            raise ConfigError(
+                f"copies are augmented images: expected augment, such as flip,crop, got copies={self.copies} alone"
+            )
+        if self.augment and not self.copies and 0 in (self.steps, self.epochs):
+            raise ConfigError(
+                "augment changes the images of training steps: expected steps, got none; fit the classifier to augmented copies "
+                "of the images (copies=5, or --copies 5), or remove augment"
             )
         method = self.method or method
         defaults = METHOD_DEFAULTS[method]
@@ -323,7 +345,7 @@ class TrainConfig(MethodOptions):
         if self.epochs is not None:
             if images is None:
                 raise ConfigError("epochs needs training data whose number of images is known; give steps instead")
-            steps = self.epochs * (images // batch_size)
+            steps = self.epochs * (images // batch_size if batches is None else batches)
         return self.replace(
             method=method,
             batch_size=batch_size,

@@ -18,12 +18,11 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ..choices import Loss, PenaltySearch
+from ..data.sets import FEW_IMAGES as FEW_IMAGES  # in all, below which the penalty is chosen by cross-validation
 from .classifier import LAMBDAS, MANY, SOLVERS, HeldOut, LambdaScore, search_penalty
 from .solvers import Solution
 from .targets import PLAIN, Aim
 
-#: images in all (training and validation) below which the penalty is chosen by cross-validation
-FEW_IMAGES = 2000
 FOLDS = 5
 
 
@@ -69,11 +68,16 @@ def cross_validated_penalty(
     lambdas: Sequence[float] = LAMBDAS,
     search: PenaltySearch = "path",
     folds: int = FOLDS,
+    copy_of: Tensor | None = None,
     aim: Aim = PLAIN,
     max_iterations: int = 1000,
     progress: bool | None = None,
 ) -> tuple[float, tuple[LambdaScore, ...]]:
     """The penalty with the best accuracy over folds of features x (n, d) and labels y (n,), and the scores of all tried.
+
+    Args:
+        copy_of: (n,), the row that each row is a changed copy of, its own if it is none. Copies are in the folds of their
+            originals, which alone are validated on.
 
     Example:
         >>> x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
@@ -81,10 +85,15 @@ def cross_validated_penalty(
         >>> lam in (1.0, 2.0**-8), len(curve)
         (True, 2)
     """
-    x, fold = in_their_span(x), fold_of(y, min(folds, len(y)))
+    rows = torch.arange(len(y), device=y.device)
+    copy_of = rows if copy_of is None else copy_of.to(y.device)
+    original = copy_of == rows
+    fold = torch.empty_like(y)
+    fold[original] = fold_of(y[original], min(folds, int(original.sum())))
+    x, fold = in_their_span(x), fold[copy_of]
     parts = []
     for held_out in fold.unique():
-        rest, here = fold != held_out, fold == held_out
+        rest, here = fold != held_out, (fold == held_out) & original
         parts.append(HeldOut(SOLVERS[loss](x[rest], y[rest], classes, max_iterations, aim), x[here], y[here]))
     lam, _, curve = search_penalty(Folds(parts), lambdas, search, progress)
     return lam, curve

@@ -17,10 +17,10 @@ from torch import Tensor
 from ..distributed import from_first, is_first, largest
 from ..errors import NumericalError, is_out_of_memory
 from ..network import CKN, Classifier
-from .classifier import LAMBDAS, HeadFit
+from .classifier import HeadFit
 from .features import evaluate
 from .filters import fit_filters
-from .head import fit_head
+from .head import fit_head_as
 from .result import Record, TrainResult
 from .schedules import Search
 from .signals import on_signals, stop_signals
@@ -122,23 +122,11 @@ class TrainingLoop(TrainingState):
         other_penalty = config.lam is not None and net.penalty != config.lam
         if net.penalty is None or other_penalty or net.head_loss not in (config.loss, None):
             some = self.batches.sample(config.start_images) if config.start_images and self.steps else None
-            self.start = self._fit_head(config.lam, self.train_data if some is None else some, config.folds)
+            self.start = self._fit_head(self.train_data if some is None else some)
 
-    def _fit_head(self, lam: float | None, train_data: Any, folds: int | None, refit: bool = False) -> HeadFit:
-        return fit_head(
-            self.net,
-            train_data,
-            self.valid_data,
-            loss=self.config.loss,
-            lam=lam,
-            lambdas=self.config.lambdas or LAMBDAS,
-            search=self.config.penalty_search,
-            refit=refit,
-            folds=folds,
-            class_weights=self.config.class_weights,
-            label_smoothing=self.config.label_smoothing,
-            progress=self.progress,
-        )
+    def _fit_head(self, train_data: Any, **others: Any) -> HeadFit:
+        given = self.config, self.net, train_data, self.valid_data, self.generator
+        return fit_head_as(*given, progress=self.progress, **others)
 
     def take_steps(self) -> None:
         """Step after step, until the last one or until somebody asks to stop."""
@@ -194,7 +182,7 @@ class TrainingLoop(TrainingState):
         if self.config.final_head and head is None:
             # Filters know the training labels by now, so only validation images may choose.
             chosen = self.valid_data is None or (self.start is not None and not self.steps)
-            head = self._fit_head(lam if chosen else self.config.lam, self.train_data, folds=0, refit=refit)
+            head = self._fit_head(self.train_data, lam=lam if chosen else self.config.lam, folds=0, refit=refit)
         self.seconds += self.clock() - clock
         result = TrainResult(self.history, lam, self.start, head, self.seconds, self.step, self.stop_reason)
         if self.store:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import DataSet
+from ..data import DataSet, LazyPart
 from ..data.batches import checked_batch
 from ..errors import DataError
 from ..fit.features import CHUNK, check_labels
@@ -54,7 +54,8 @@ def take_sample(data: Any) -> Sample | None:
         data = part
     elif isinstance(data, (tuple, list)) and len(data) == 3:
         *data, names = data
-    images, labels = checked_batch(data, need_labels=True)
+    total = len(data) if isinstance(data, LazyPart) else None
+    images, labels = checked_batch(data.some(IMAGES) if isinstance(data, LazyPart) else data, need_labels=True)
     assert labels is not None
     if not len(images):
         raise DataError("a report expected images to classify, got none; leave data out, or pass some")
@@ -62,9 +63,9 @@ def take_sample(data: Any) -> Sample | None:
     classes = tuple(map(str, range(count) if names is None else names))
     if len(classes) < count:
         raise DataError(f"a report expected a name for each class, got {len(classes)} names and labels up to {count - 1}")
-    total = len(images)
+    total = total or len(images)
     # At random, because images are often sorted by class.
-    index = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:IMAGES]
+    index = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:IMAGES]
     what = f"{len(index)} of {total} {what}" if total > IMAGES else f"{total} {what}"
     return Sample(what, images[index], labels[index], classes, tests, total <= IMAGES)
 

@@ -65,6 +65,8 @@ class Run:
     ) -> None:
         self.folder = Path(folder)
         _require_run_or_empty(self.folder, resume)
+        self._made_folder = not self.folder.exists()
+        self._is_new = not (self.folder / "config.toml").exists()
         self._lock = _claim(self.folder)
         try:
             self._begin(config, resume, free)
@@ -173,19 +175,32 @@ class Run:
         """The trained network, and then the result: with it, the run is finished."""
         self._require_folder()
         save(net, model_file(self.folder))
-        write_atomically(self.folder / "result.json", to_json(to_plain(result.to_json())))
+        write_atomically(self.folder / "result.json", to_json(result.to_json()))
 
     def close(self) -> None:
         if hasattr(self, "_metrics"):
             self._metrics.close()
         self._lock.release()
 
+    def discard(self) -> None:
+        """Close it; and if it was begun here and has no checkpoint yet, leave nothing behind, so that it can be begun again."""
+        self.close()
+        if not self._is_new or not self.folder.exists() or (self.folder / "checkpoint").exists():
+            return
+        for name in (*_WRITTEN["."], ".lock"):
+            (self.folder / name).unlink(missing_ok=True)
+        if self._made_folder and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
 
 def add_to_result(folder: str | os.PathLike[str], more: dict[str, Any]) -> None:
     """Add to the result of a finished run; an error while another process trains it further."""
     _require_own_files(Path(folder))
     with _claim(Path(folder)):
-        write_atomically(Path(folder) / "result.json", to_json((read_result(folder) or {}) | more))
+        result = read_result(folder)
+        if result is None:
+            raise DataError(f"the run in {folder} is not finished, so it has no result that could be added to")
+        write_atomically(Path(folder) / "result.json", to_json(result | more))
 
 
 def _claim(folder: Path) -> FileLock:

@@ -30,7 +30,7 @@ from torch.utils.data import (
 from ..data import LazyPart
 from ..data.batches import batches, size_of
 from ..distributed import check_agreement, code_digest, digest_of, from_first, is_first, rank, world
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..fit.batches import TrainingBatches
 from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
 from ..fit.chunks import BATCH_NORMS, share_of_batch
@@ -104,7 +104,9 @@ def train(
     if not isinstance(net, Classifier):
         raise ConfigError(f"train expected a CKN (torchckn.translate) or a torchckn.ScaledConvNet, got {type(net).__name__}")
     config = _merged(config, overrides)
-    config = config.resolved(net.default_method, size_of(train_data))
+    images = size_of(train_data)
+    own_batches = len(train_data) if isinstance(train_data, DataLoader) and images is not None else None
+    config = config.resolved(net.default_method, images, own_batches)
     config = config.replace(seed=_seed(config, overrides, generator))
     if generator is None:
         generator = torch.Generator().manual_seed(config.seed)
@@ -155,6 +157,10 @@ def train(
                 clock=clock,
             )
             return loop.train()
+        except (ConfigError, DataError):  # a mistake in options or data, which may be corrected
+            if run is not None:
+                run.discard()
+            raise
         finally:
             net.zero_grad()
             if run is not None:
