@@ -130,7 +130,7 @@ def train(
             accuracy = None if result.head is None else result.head.accuracy
             print_json({"run": str(folder), "validation_accuracy": accuracy, **result.to_json()})
         elif not as_json:
-            _show_result(result, folder, quiet, images.test is not None)
+            _show_result(result, folder, quiet, images)
 
 
 def _source(settings: Settings, folder: Path | None, trust: bool) -> str | None:
@@ -181,13 +181,13 @@ def _trained(
     )
 
 
-def _show_result(result: TrainResult, folder: Path, quiet: bool, has_test: bool) -> None:
+def _show_result(result: TrainResult, folder: Path, quiet: bool, images: Images) -> None:
     if result.stopped:
         show(quiet, f"stopped after step {result.steps}: {result.stopped}")
     head = result.head
-    which = "cross-validated" if head is not None and head.folds else "validation"
+    which = "cross-validated" if images.valid is None else "validation"
     shown = "" if head is None or head.accuracy is None else f"{which} accuracy {percent(head.accuracy, 2)}, "
-    test = f"; test accuracy: torchckn evaluate {folder}" if has_test else ""
+    test = f"; test accuracy: torchckn evaluate {folder}" if images.test is not None else ""
     show(quiet, f"{shown}{result.seconds:.0f} s. Report: torchckn report {folder}{test}")
 
 
