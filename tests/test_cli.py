@@ -342,3 +342,4 @@ def test_a_network_may_import_a_file_next_to_it(command: Callable[..., Result], 
     assert status == 0, err
     assert "(3, 10, 10)" in out or "3x10x10" in out
     assert sys.path == before
+    assert "widths_of_mine" not in sys.modules, "another folder may have another one"

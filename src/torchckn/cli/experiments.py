@@ -82,13 +82,17 @@ def reproduce(
         raise ConfigError(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
         )
-    page = output_file(page) if page is not None else output / f"results-{scale}.md"
+    is_own = name is not None and name not in packaged
+    page = (
+        output_file(page) if page is not None else output / f"results-{f'{selected[0].name}-' if is_own else ''}{scale}.md"
+    )
+    if when is not None and is_own:
+        raise ConfigError(f"--when is for the experiments of the package, got {name}; leave it out")
     if when is not None and output_file(when).resolve().parent != page.resolve().parent:
         raise ConfigError(f"--when expected a file in the folder of the page, {page.parent}, got {when}")
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
     failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json, threads).failed
-    shown = at_scale if name is None or name in packaged else selected
-    written = write_page(output, scale, page, shown, when)
+    written = write_page(output, scale, page, selected if is_own else at_scale, when)
     if as_json:
         print_json({"page": str(written), "cells": len(cells), "failed": failed})
     else:

@@ -111,7 +111,7 @@ def train(
     if processes > 1 and not is_one_of_several():
         _start(processes, max_restarts, read(), run, resume)
         return
-    with joined(timeout, _how_to_resume(resume or run)):
+    with joined(timeout, _how_to_resume(resume or run, network)):
         from ..building import load_images
         from ..distributed import from_first, is_first
         from ..files import check_parent
@@ -197,14 +197,21 @@ def _start(processes: int, max_restarts: int, settings: Settings, run: Path | No
 
     arguments = sys.argv[1:]
     if resume is not None:
-        start(processes, arguments, max_restarts, _how_to_resume(resume))
+        start(processes, arguments, max_restarts, _how_to_resume(resume, settings.network))
         return
     with _folder(run, settings) as folder:
-        start(processes, arguments if run else [*arguments, "--run", str(folder)], max_restarts, _how_to_resume(folder))
+        start(
+            processes,
+            arguments if run else [*arguments, "--run", str(folder)],
+            max_restarts,
+            _how_to_resume(folder, settings.network),
+        )
 
 
-def _how_to_resume(folder: Path | None) -> str:
-    return f"Resume it with: torchckn train --resume {folder or 'RUN'} (and --processes as you like)"
+def _how_to_resume(folder: Path | None, network: str | None) -> str:
+    from ..trained import resume_command
+
+    return f"Resume it with: {resume_command(folder or 'RUN', network or 'lenet5')} (and --processes as you like)"
 
 
 def _new(network: str | None, preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
