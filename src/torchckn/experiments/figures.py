@@ -128,15 +128,16 @@ def _panels(count: int, columns: int, height: float = 3.0) -> tuple[Any, list[Ax
 def _curves(experiment: Experiment, results: list[Result]) -> list[Figure]:
     layout = experiment.figure
     panels = grouped(results, layout.panels)
+    # a line has one color in all panels
+    colours = dict(zip(grouped(results, layout.lines), itertools.cycle(COLOURS), strict=False))
     figures = []
     for name, label in (("steps", "steps"), ("seconds", "total time (seconds)")):
         figure, grid = _panels(len(panels), 2)
         for axes, (values, inside) in zip(grid, panels.items(), strict=True):
             curves: list[list[float]] = []
-            lines = grouped(inside, layout.lines)
-            for colour, (line, runs) in zip(itertools.cycle(COLOURS), lines.items(), strict=False):
+            for line, runs in grouped(inside, layout.lines).items():
                 points = _curve_points(runs, name)
-                _plot_with_range(axes, points, colour, joined_label(layout.lines, line))
+                _plot_with_range(axes, points, colours[line], fill(joined_label(layout.lines, line), 42))
                 curves += [list(curve) for curve in zip(*(values for _, values in points), strict=True)]
             crop_out_start(axes, curves)
             axes.set_title(fill(f"{joined_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
