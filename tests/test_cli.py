@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -330,3 +331,15 @@ def test_own_images_are_found_from_any_folder_and_evaluated_by_the_names_of_thei
     status, _, err = command("report", run, "-o", tmp_path / "report.pdf")
     assert status == 2
     assert "--output expected a file ending in .html, got" in err
+
+
+def test_a_network_may_import_a_file_next_to_it(command: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "widths_of_mine.py").write_text("WIDTH = 3\n")
+    code = "from torch import nn\nimport widths_of_mine\n\n\ndef Net():\n    layer = nn.Conv2d(1, widths_of_mine.WIDTH, 5)\n"
+    (tmp_path / "net.py").write_text(code + "    return nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(300, 2))\n")
+    before = [*sys.path]
+    status, out, err = command("translate", tmp_path / "net.py:Net", "--input-shape", "1,14,14")
+    assert status == 0, err
+    assert "(3, 10, 10)" in out or "3x10x10" in out
+    assert sys.path == before
+    assert "widths_of_mine" not in sys.modules, "another folder may have another one"

@@ -171,6 +171,9 @@ def test_labels_number_the_classes_of_a_network_by_their_names() -> None:
     assert renamed.test is not None
     assert renamed.test.labels.tolist() == [1, 2]
     assert whole.in_classes(("0", "1", "2")) is whole, "numbers are no names"
+    digits = data.DataSet("digits", part, None, ("1", "2"))
+    assert digits.in_classes(("0", "1", "2")).train.labels.tolist() == [1, 2, 2, 1]
+    assert data.DataSet("digits", part, None, ("0", "1")).in_classes(("one", "two")).train is part
     with pytest.raises(DataError, match="pets expected images of the classes bee, dog, got cat; rename"):
         whole.in_classes(("bee", "dog"))
 

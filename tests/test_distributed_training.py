@@ -96,6 +96,7 @@ def test_start_images_are_used_once_each_whatever_the_number_of_processes(
         pytest.param({"lr": "search"}, marks=pytest.mark.slow),
         {"rollback": True, "steps": 6, "batch_size": 128, "chunk": 32},  # more steps than an epoch has
         {"loss": "square"},
+        {"augment": "shift", "copies": 1, "steps": 1},
         {"as_what": "dataset"},
         {"as_what": "loader"},
         {"as_what": "shuffling loader"},

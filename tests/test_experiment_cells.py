@@ -290,6 +290,9 @@ def test_a_result_is_of_the_code_that_a_network_had(tmp_path: Path) -> None:
     assert is_finished(tmp_path, own)
     file.write_text(file.read_text().replace("filters=4", "filters=5"))
     assert not is_finished(tmp_path, own)
+    again, fresh = (run_cell(own, folder)["measured"] for folder in (tmp_path, tmp_path / "fresh"))
+    assert is_finished(tmp_path, own)
+    assert again["test_accuracy"] == fresh["test_accuracy"], "nothing of the old network is used"
 
 
 def test_a_result_with_an_option_that_is_no_more_is_outdated(tmp_path: Path) -> None:

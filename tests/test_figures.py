@@ -45,12 +45,31 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
         ("95", "the level of the confidence intervals"),
         ("3.8", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
         ("7.2", "results.md: | Few labels, CIFAR-10: *CKN, unsupervised filters, augmented*"),
-        ("0.8", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD"),
-        ("2.4", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD"),
-        ("2.3", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD"),
-        ("5.2", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by Adam"),
-        ("7.0", "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by Adam"),
-        ("0.6", "results.md: | All-CNN-C in equal total time, flips and crops: the CKN is more accurate than its ConvNet"),
+        (
+            "0.3",
+            "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD with",
+        ),
+        (
+            "5.2",
+            "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD with",
+        ),
+        ("95", "the level of the confidence intervals"),
+        (
+            "2.9",
+            "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD with",
+        ),
+        (
+            "0.8",
+            "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD from",
+        ),
+        (
+            "2.4",
+            "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD from",
+        ),
+        (
+            "2.3",
+            "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD from",
+        ),
     ],
     "questions.md": [
         ("94.4", "benchmarks.md: | LeNet-5 CKN, 32, MNIST (`lenet5 --seed 1`)"),
@@ -165,24 +184,24 @@ def test_the_summary_of_the_experiments_has_the_figures_of_their_results(texts: 
     ckn = {(net, f): accuracy("ckn-convnet", network=net, filters=f, kind="ckn") for net in NETWORKS for f in filters}
     unsupervised = {key: accuracy("unsupervised", network=key[0], filters=key[1]) for key in ckn}
 
-    def ahead(net: str, *biases: bool) -> list[float]:
+    def ahead(net: str) -> list[float]:
         """Percentage points by which kernel networks are ahead of their ConvNets."""
-        common = {"network": net, "kind": "convnet", "budget": "steps"}
-        return [ckn[net, f] - accuracy("ckn-convnet", filters=f, bias=bias, **common) for f in filters for bias in biases]
+        common = {"network": net, "kind": "convnet", "budget": "steps", "bias": False}
+        return [ckn[net, f] - accuracy("ckn-convnet", filters=f, **common) for f in filters]
 
     centred = {"network": "allcnn", "filters": 16, "centering": "feature"}
     behind = accuracy("centering", kind="ckn", **centred) - accuracy("centering", kind="convnet", budget="steps", **centred)
     of = {net: [ckn[net, f] for f in filters] for net in NETWORKS}
     share = {net: span(100 * unsupervised[net, f] / ckn[net, f] for f in filters) for net in NETWORKS}
-    lenet1 = ahead("lenet1", False)
+    lenet1 = ahead("lenet1")
     points = "percentage points"
     expected = [
         f"LeNet-1 (MNIST): the kernel network has {span(of['lenet1'], 1)} %, between {max(lenet1):.2f} {points} more and "
         f"{-min(lenet1):.2f} {points} less than its ConvNet.",
         f"LeNet-5 (MNIST): the kernel network has {span(of['lenet5'], 1)} %, which is "
-        f"{span(ahead('lenet5', False), 1)} {points} more than its ConvNet",
-        f"All-CNN-C (CIFAR-10, 300 steps, one seed): the kernel network has {span(of['allcnn'])} %. That is "
-        f"{span(ahead('allcnn', False, True))} {points} more than the ConvNet after the same number of steps",
+        f"{span(ahead('lenet5'), 1)} {points} more than its ConvNet",
+        f"All-CNN-C (CIFAR-10, 300 steps): the kernel network has {span(of['allcnn'])} %. That is "
+        f"{span(ahead('allcnn'))} {points} more than the ConvNet after the same number of steps",
         f"with 16 filters, the ConvNet is {behind:.0f} {points} behind.",
         f"Unsupervised filters reach {share['lenet1']} % (LeNet-1), {share['lenet5']} % (LeNet-5) and {share['allcnn']} % "
         "(All-CNN-C) of the accuracy after training with labels.",

@@ -229,6 +229,11 @@ LABELS = torch.arange(120) % 3
         (lambda c: fit_head(c, IMAGES, lam=1.0), DataError, "fit_head needs labels in train_data"),
         (lambda c: fit_head(c, (IMAGES, LABELS + 1), lam=1.0), DataError, "labels must be from 0 to 2 .* got 1 to 3"),
         (lambda c: fit_head(c, (IMAGES, LABELS.float()), lam=1.0), DataError, "labels must be integers"),
+        (
+            lambda c: fit_head(c, (IMAGES, ["a"] * len(LABELS)), lam=1.0),
+            DataError,
+            "expected arrays of numbers as images and",
+        ),
         (lambda c: fit_head(c, (IMAGES, LABELS), lam=1.0, loss="hinge"), ConfigError, "unknown loss 'hinge'"),
         (lambda c: fit_head(c, (IMAGES, LABELS), lam=1.0, search="grid"), ConfigError, "unknown search 'grid'"),
         (lambda c: fit_head(c, (IMAGES, LABELS), (IMAGES, LABELS), lambdas=[]), ConfigError, "lambdas expected numbers"),

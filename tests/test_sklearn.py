@@ -177,9 +177,9 @@ def test_an_estimator_is_fitted_to_augmented_copies(digits: tuple[np.ndarray, np
     x, y = digits
     plain, copied = CKNClassifier(**SMALL), CKNClassifier(**SMALL, augment=("shift",), copies=2)
     assert not np.array_equal(plain.fit(x[:100], y[:100]).coef_, copied.fit(x[:100], y[:100]).coef_)
-    with pytest.raises(ConfigError, match="augment expected copies, or a method that trains filters"):
+    with pytest.raises(ConfigError, match="augment changes the images of training steps"):
         CKNClassifier(**SMALL, augment=("shift",)).fit(x[:100], y[:100])
-    with pytest.raises(ConfigError, match="copies expected augment"):
+    with pytest.raises(ConfigError, match="copies are augmented images"):
         CKNClassifier(**SMALL, copies=2).fit(x[:100], y[:100])
 
 

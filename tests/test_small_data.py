@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.base import clone
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError, cli, data
@@ -30,7 +30,7 @@ from torchckn.network import FeatureScaling
 from torchckn.settings import Settings
 from torchckn.sklearn import CKNClassifier
 
-from .training import OPTIONS, convnet, network, points, trained
+from .training import OPTIONS, StopAfter, StopHereError, convnet, network, points, trained
 from .training import digits as small_digits
 
 # Cross-validation
@@ -106,7 +106,7 @@ def test_few_images_choose_the_penalty_by_folds_and_need_no_validation_images() 
     result = torchckn.train(network(), (images, labels), steps=1, **OPTIONS | {"folds": None})
     assert result.start is not None
     assert result.start.folds == 5
-    with pytest.raises(ConfigError, match="or folds=5 to choose it by cross-validation"):
+    with pytest.raises(ConfigError, match="--folds 5. to choose it by cross-validation"):
         torchckn.train(network(), (images, labels), steps=1, **OPTIONS | {"folds": 0})
 
 
@@ -185,8 +185,11 @@ def test_a_classifier_is_fitted_to_augmented_copies_as_well() -> None:
     torch.testing.assert_close(net.head.weight, found)
     by_folds = fit_head(net, (images, labels), valid, copied=copied, lambdas=OPTIONS["lambdas"])
     assert by_folds.folds == 5, "copies do not make the images many"
-    with pytest.raises(ConfigError, match="copies are for images in memory, got DataLoader|got TensorDataset"):
-        fit_head(net, TensorDataset(images, labels), valid, copied=copied)
+    for wrong in (TensorDataset(images, labels), DataLoader(TensorDataset(images, labels))):
+        with pytest.raises(ConfigError, match=f"copies are for images in memory, got {type(wrong).__name__}"):
+            fit_head(net, wrong, valid, copied=copied)
+        with pytest.raises(ConfigError, match=f"copies are for images in memory, got {type(wrong).__name__}.*--stream"):
+            torchckn.train(network(), wrong, valid, **OPTIONS, steps=1, augment="shift", copies=1)
 
 
 def test_augmentation_without_steps_needs_copies() -> None:
@@ -202,6 +205,15 @@ def test_augmentation_without_steps_needs_copies() -> None:
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_copies_are_the_same_after_an_interruption(tmp_path: Path) -> None:
+    options = {"augment": "shift", "copies": 1, "steps": 4}
+    expected = trained(**options)[0].state_dict()
+    with pytest.raises(StopHereError):
+        trained(**options, run_dir=tmp_path / "run", checkpoint_every=1, callbacks=[StopAfter(2)])
+    found = trained(**options, run_dir=tmp_path / "run", checkpoint_every=1, resume=True)[0].state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_an_augmented_training_is_resumed_bit_for_bit(tmp_path: Any) -> None:

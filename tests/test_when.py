@@ -69,9 +69,9 @@ def test_of_two_regularizations_the_better_one_in_cross_validation_is_taken() ->
 
 
 def equal_time_run(kind: str, method: str, optimizer: str, accuracy: float, seconds: float, total_seconds: int) -> Result:
-    how = {"kind": kind, "method": method, "optimizer": optimizer, "total_seconds": total_seconds, "augment": "none"}
+    how = {"kind": kind, "method": method, "optimizer": optimizer, "total_seconds": total_seconds, "weight_decay": 0.0}
     centering = "raw" if optimizer == "adamw" else "feature"
-    run = result("equal-time", 0, [{"seconds": seconds}], filters=8, centering=centering, **how)
+    run = result("equal-time", 0, [{"seconds": seconds}], filters=8, centering=centering, augment="none", **how)
     return replace(run, measured={"test_accuracy": accuracy, "start_seconds": 60.0})
 
 
@@ -88,8 +88,8 @@ def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_
     assert equal_time_table([equal_time_run(*run) for run in EQUAL_TIME]).splitlines() == [
         "| filters | augmentation | CKN, ULR | ConvNet, SGD | ConvNet, Adam | total times (minutes) | seeds |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-        "| 8 | none | **60.0** | 50.0 | 55.0 | 4.0, 4.0, 4.0 | 1 |",
-        "| 8 | none | 60.0 | **65.0** | - | 31.0, 30.5, - | 1 |",
+        "| 8 | none | **60.0** | 50.0 | 55.0 | 4.0, 4.0, 4.0 | 1, 1, 1 |",
+        "| 8 | none | 60.0 | **65.0** | - | 31.0, 30.5, - | 1, 1, - |",
     ]
 
 
@@ -99,15 +99,26 @@ def test_augmentation_has_rows_of_its_own_and_other_centerings_are_not_mixed_int
     augmented = replace(runs[0], variables=runs[0].variables | {"augment": "flip,crop"})
     assert equal_time_table([*runs, other]) == equal_time_table(runs)
     assert equal_time_table([other]) == "Not run yet."
-    last = "| 8 | flips and crops | **60.0** | - | - | 4.0, -, - | 1 |"
+    last = "| 8 | flips and crops | **60.0** | - | - | 4.0, -, - | 1, -, - |"
     assert equal_time_table([augmented, *runs]) == f"{equal_time_table(runs)}\n{last}"
 
 
+def test_weight_decay_has_a_column_of_its_own() -> None:
+    plain = equal_time_run(*EQUAL_TIME[1])
+    decayed = replace(plain, variables=plain.variables | {"weight_decay": 0.0005}, measured={"test_accuracy": 0.7})
+    head, _, row = equal_time_table([plain, decayed]).splitlines()
+    assert "| ConvNet, SGD | ConvNet, SGD, weight decay 0.0005 |" in head
+    assert "| 50.0 | **70.0** |" in row
+
+
 def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
-    found = verdicts(*(equal_time_run(*run) for run in EQUAL_TIME))
+    runs = [equal_time_run(*run) for run in EQUAL_TIME]
+    decayed = replace(runs[1], variables=runs[1].variables | {"weight_decay": 0.0005}, measured={"test_accuracy": 0.7})
+    found = verdicts(*runs, decayed)
     by_optimizer = [judged.measured for claim, judged in found.items() if "in equal total time" in claim]
     assert by_optimizer == [
         "8 filters, 4 minutes: +10.0 % (n = 1); 8 filters, 30 minutes: -5.0 % (n = 1)",
+        "8 filters, 4 minutes: -10.0 % (n = 1)",
         "",
         "8 filters, 4 minutes: +5.0 % (n = 1)",
     ]

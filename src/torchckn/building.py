@@ -149,13 +149,16 @@ def _from_source(source: str, settings: Settings) -> nn.Module:
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Within this context, files of this folder can be imported, as by a Python script there."""
-    place = str(folder.resolve())
+    """Within this context, files of this folder can be imported, as by a Python script there; another folder may have others."""
+    place, before = str(folder.resolve()), set(sys.modules)
     sys.path.insert(0, place)
     try:
         yield
     finally:
         sys.path.remove(place)
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(place + os.sep):
+                del sys.modules[name]
 
 
 def build_network(settings: Settings, images: Images, generator: torch.Generator, source: str | None = None) -> Classifier:

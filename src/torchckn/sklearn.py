@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from dataclasses import dataclass
@@ -31,10 +32,11 @@ from . import zoo
 from .choices import Augmentation, Centering
 from .errors import ConfigError, DataError, unknown_name
 from .fit.classifier import HeadFit
+from .fit.config import TrainConfig
 from .fit.features import extract_features
 from .fit.filters import fit_filters
 from .fit.folds import FEW_IMAGES, FOLDS
-from .fit.head import Copies, fit_head
+from .fit.head import fit_head_as
 from .graph import AdaptiveAveragePool, AveragePool, Conv, Graph
 from .graph.preprocessing import Preprocessing
 from .kernels import RBFSphere
@@ -252,10 +254,6 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
             raise ValueError("CKNClassifier requires y to be passed, but the target y is None")
         if not 0 < self.validation < 1:
             raise ConfigError(f"validation expected a fraction of the images, above 0 and below 1, got {self.validation!r}")
-        if self.copies and not self.augment:
-            raise ConfigError(f"copies expected augment, such as ('flip', 'crop'), got copies={self.copies} alone")
-        if self.augment and self.method == "unsupervised" and not self.copies:
-            raise ConfigError("augment expected copies, or a method that trains filters, got neither; pass copies=5")
         self._start()
         images = self._images(x, reset=True)
         labels = column_or_1d(y, warn=True)
@@ -267,40 +265,40 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
             raise DataError(f"CKNClassifier expected at least two classes, got one class only: {self.classes_[0]}")
         if self.method not in ("unsupervised", "ulr", "sgo"):
             raise unknown_name("method", self.method, ("unsupervised", "ulr", "sgo"))
+        steps = 0 if self.method == "unsupervised" else self.steps
+        config = TrainConfig(augment=self.augment, copies=self.copies, lam=self.lam, steps=steps)
+        config.resolved("ulr", len(images))  # which finds options that do not fit together
         self.ckn_ = self._build(images, len(self.classes_))
         targets = torch.from_numpy(codes.astype(np.int64))
         order = torch.randperm(len(images), generator=self._generator())
         held = min(max(1, int(self.validation * len(images))), len(images) - 1)
         if self.method != "unsupervised":
-            self._train(images, targets, order[held:], order[:held])
-        self.head_fit_ = self._fit_head((images, targets), order[held:], order[:held])
+            self._train(config, images, targets, order[held:], order[:held])
+        self.head_fit_ = self._fit_head(config, (images, targets), order[held:], order[:held])
         head = self.ckn_.head
         self.coef_, self.intercept_ = head.weight.detach().numpy().copy(), head.bias.detach().numpy().copy()
         return self
 
-    def _fit_head(self, labeled: tuple[Tensor, Tensor], kept: Tensor, valid: Tensor) -> HeadFit:
+    def _fit_head(self, config: TrainConfig, labeled: tuple[Tensor, Tensor], kept: Tensor, valid: Tensor) -> HeadFit:
         """The classifier of all images, its penalty chosen by cross-validation if they are few, else on ``valid``."""
         images, targets = labeled
-        copied = Copies(self.copies, self.augment or (), self._generator()) if self.copies else None
-        if self.lam is None and self.method == "unsupervised" and len(images) < FEW_IMAGES:
-            return fit_head(self.ckn_, labeled, folds=min(FOLDS, len(images)), copied=copied)
+        fit = functools.partial(fit_head_as, config, self.ckn_, generator=self._generator())
         if self.lam is not None:
-            return fit_head(self.ckn_, labeled, lam=float(self.lam), copied=copied)
+            return fit(labeled)
+        if self.method == "unsupervised" and len(images) < FEW_IMAGES:
+            return fit(labeled, folds=min(FOLDS, len(images)))
         parts = ((images[index], targets[index]) for index in (kept, valid))
-        return fit_head(self.ckn_, *parts, refit=True, folds=0, copied=copied)  # trained filters know the labels of any fold
+        return fit(*parts, refit=True, folds=0)  # trained filters know the labels of any fold
 
-    def _train(self, images: Tensor, targets: Tensor, kept: Tensor, valid: Tensor) -> None:
+    def _train(self, config: TrainConfig, images: Tensor, targets: Tensor, kept: Tensor, valid: Tensor) -> None:
         """Train the filters with labels; the classifier on all images comes after."""
         method: Any = self.method
         self.train_result_ = train(
             self.ckn_,
             (images[kept], targets[kept]),
             (images[valid], targets[valid]),
+            config,
             method=method,
-            steps=self.steps,
-            lam=self.lam,
-            augment=self.augment,
-            copies=self.copies,
             final_head=False,
             generator=self._generator(),
             run_dir=self.run_dir,

@@ -69,7 +69,8 @@ def reproduce(
         raise ConfigError(f"--scale expected {' or '.join(SCALES)}, got {scale!r}")
     if name is not None and everything:
         raise ConfigError("expected the name of an experiment or --all, got both")
-    at_scale = [one for one in experiments().values() if scale in one.scale]
+    packaged = experiments()
+    at_scale = [one for one in packaged.values() if scale in one.scale]
     selected = [experiment(name)] if name is not None else at_scale
     if name is None and not everything and not draw:
         _list(selected, scale, seeds, output, as_json)
@@ -81,12 +82,16 @@ def reproduce(
         raise ConfigError(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
         )
-    page = output_file(page) if page is not None else output / f"results-{scale}.md"
+    is_own = name is not None and name not in packaged
+    page = (
+        output_file(page) if page is not None else output / f"results-{f'{selected[0].name}-' if is_own else ''}{scale}.md"
+    )
+    if when is not None and is_own:
+        raise ConfigError(f"--when is for the experiments of the package, got {name}; leave it out")
     if when is not None and output_file(when).resolve().parent != page.resolve().parent:
         raise ConfigError(f"--when expected a file in the folder of the page, {page.parent}, got {when}")
     new_figure(1, 1)  # pictures need matplotlib: an error now rather than after hours
     failed = {} if draw else run_cells(cells, output, jobs, data_dir, quiet or as_json, threads).failed
-    is_own = any(one.name not in experiments() for one in selected)
     written = write_page(output, scale, page, selected if is_own else at_scale, when)
     if as_json:
         print_json({"page": str(written), "cells": len(cells), "failed": failed})

@@ -78,9 +78,8 @@ def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) 
     images = {"test": whole.test, "train": whole.train, "valid": whole.valid}[part]
     if images is None:
         raise ConfigError(f"{whole.name} has no {part} part; use --part train, or name other images with --data")
-    if isinstance(images, data.Part) and images.image_shape[0] == 1 and trained.net.input_shape[0] == 3:
-        images = data.Part(images.images.expand(-1, 3, -1, -1), images.labels)  # grey images for a network of color images
-    return whole, images
+    in_color = images.image_shape[0] == 1 and trained.net.input_shape[0] == 3
+    return whole, images.in_color() if in_color else images
 
 
 def predict(

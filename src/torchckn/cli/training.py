@@ -111,7 +111,7 @@ def train(
     if processes > 1 and not is_one_of_several():
         _start(processes, max_restarts, read(), run, resume)
         return
-    with joined(timeout, _how_to_resume(resume or run)):
+    with joined(timeout, _how_to_resume(resume or run, network)):
         from ..building import load_images
         from ..distributed import from_first, is_first
         from ..files import check_parent
@@ -130,7 +130,7 @@ def train(
             accuracy = None if result.head is None else result.head.accuracy
             print_json({"run": str(folder), "validation_accuracy": accuracy, **result.to_json()})
         elif not as_json:
-            _show_result(result, folder, quiet, images.test is not None)
+            _show_result(result, folder, quiet, images)
 
 
 def _source(settings: Settings, folder: Path | None, trust: bool) -> str | None:
@@ -181,13 +181,13 @@ def _trained(
     )
 
 
-def _show_result(result: TrainResult, folder: Path, quiet: bool, has_test: bool) -> None:
+def _show_result(result: TrainResult, folder: Path, quiet: bool, images: Images) -> None:
     if result.stopped:
         show(quiet, f"stopped after step {result.steps}: {result.stopped}")
     head = result.head
-    which = "cross-validated" if head is not None and head.folds else "validation"
+    which = "cross-validated" if images.valid is None else "validation"
     shown = "" if head is None or head.accuracy is None else f"{which} accuracy {percent(head.accuracy, 2)}, "
-    test = f"; test accuracy: torchckn evaluate {folder}" if has_test else ""
+    test = f"; test accuracy: torchckn evaluate {folder}" if images.test is not None else ""
     show(quiet, f"{shown}{result.seconds:.0f} s. Report: torchckn report {folder}{test}")
 
 
@@ -197,14 +197,21 @@ def _start(processes: int, max_restarts: int, settings: Settings, run: Path | No
 
     arguments = sys.argv[1:]
     if resume is not None:
-        start(processes, arguments, max_restarts, _how_to_resume(resume))
+        start(processes, arguments, max_restarts, _how_to_resume(resume, settings.network))
         return
     with _folder(run, settings) as folder:
-        start(processes, arguments if run else [*arguments, "--run", str(folder)], max_restarts, _how_to_resume(folder))
+        start(
+            processes,
+            arguments if run else [*arguments, "--run", str(folder)],
+            max_restarts,
+            _how_to_resume(folder, settings.network),
+        )
 
 
-def _how_to_resume(folder: Path | None) -> str:
-    return f"Resume it with: torchckn train --resume {folder or 'RUN'} (and --processes as you like)"
+def _how_to_resume(folder: Path | None, network: str | None) -> str:
+    from ..trained import resume_command
+
+    return f"Resume it with: {resume_command(folder or 'RUN', network or 'lenet5')} (and --processes as you like)"
 
 
 def _new(network: str | None, preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:

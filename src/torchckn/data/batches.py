@@ -99,8 +99,13 @@ def checked_batch(batch: Any, need_labels: bool) -> tuple[Tensor, Tensor | None]
         raise DataError(
             f"data expected images (N, C, H, W), a pair (images, labels), a Dataset or a DataLoader, got {type(batch).__name__}"
         )
-    images = torch.as_tensor(images)
-    labels = None if labels is None else torch.as_tensor(labels)
+    try:
+        images = torch.as_tensor(images)
+        labels = None if labels is None else torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"data expected arrays of numbers as images and labels ({error}); number the classes from 0"
+        ) from error
     if images.ndim != 4:
         raise DataError(f"data expected images (N, C, H, W), got shape {tuple(images.shape)}; grey images need a channel")
     if need_labels and labels is None:

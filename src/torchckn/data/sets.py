@@ -82,6 +82,10 @@ class Part:
         """At most so many images, evenly spaced over all of them, because folders are sorted by class."""
         return self.subset(evenly_spaced(count, len(self)))
 
+    def in_color(self) -> Part:
+        """Grey images as color images."""
+        return Part(self.images.expand(-1, 3, -1, -1), self.labels)
+
     def relabeled(self, numbers: Tensor) -> Part:
         """The same images, with ``numbers[label]`` in place of each label."""
         return Part(self.images, numbers[self.labels])
@@ -105,7 +109,7 @@ class DataSet:
         return self.train.image_shape
 
     def in_classes(self, classes: tuple[str, ...]) -> DataSet:
-        """The same images, with labels that number these classes, found by name. Numbers are no names: they stay as they are.
+        """The same images, with labels that number these classes, found by name; or as they are, if one side has numbers only.
 
         Example:
             >>> from torchckn import data
@@ -113,9 +117,9 @@ class DataSet:
             >>> digits.in_classes(digits.classes) is digits
             True
         """
-        if self.classes == classes or _are_numbers(self.classes) or _are_numbers(classes):
-            return self
         unknown = [name for name in self.classes if name not in classes]
+        if self.classes == classes or (unknown and (_are_numbers(self.classes) or _are_numbers(classes))):
+            return self
         if unknown:
             raise DataError(
                 f"{self.name} expected images of the classes {_listed(classes)}, got {_listed(unknown)}; rename its classes as "
@@ -139,7 +143,7 @@ def _listed(names: Sequence[str], most: int = 10) -> str:
 def split(part: Part, held_out: int, seed: int = 0) -> tuple[Part, Part]:
     """A training and a validation part: ``part`` without ``held_out`` images that are drawn at random, and these.
 
-    Of few images, every class has its share in both parts, and at least one in the training part.
+    Of fewer than 2,000 images, every class has its share in both parts, and if possible at least one in the training part.
     """
     if not isinstance(held_out, int) or not 0 < held_out < len(part):
         raise ConfigError(f"split expected to hold out between 1 and {len(part) - 1} images, got {held_out!r}")

@@ -57,6 +57,11 @@ class LazyPart(Dataset[tuple[Tensor, Tensor]]):
         where = self.where.rows(which.numpy())
         return LazyPart(where, self.labels[which], self.image_shape, resize=self.resize, workers=self.workers)
 
+    def in_color(self) -> LazyPart:
+        """Grey images as color images."""
+        shape = (3, *self.image_shape[1:])
+        return LazyPart(self.where, self.labels, shape, resize=self.resize, workers=self.workers)
+
     def relabeled(self, numbers: Tensor) -> LazyPart:
         """The same images, with ``numbers[label]`` in place of each label."""
         return LazyPart(self.where, numbers[self.labels], self.image_shape, resize=self.resize, workers=self.workers)

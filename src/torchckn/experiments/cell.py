@@ -30,13 +30,13 @@ from .few_labels import accuracy_by_labels
 from .gradient import gradient_errors
 from .refitting import Refitting
 from .results import identity, is_finished, read_results, result_file
-from .shared import Bench, clock, digest, timed, tuned
+from .shared import Bench, clock, code, digest, timed, tuned
 from .spec import Cell
 
 
 def run_cell(cell: Cell, folder: Path) -> None:
     """Measure a cell and write its result; nothing is done if there is one already."""
-    whole = identity(cell.settings, cell.extras, cell.measure) | {"source": cell.source_digest}
+    whole = identity(cell.settings, cell.extras, cell.measure) | code(cell)
     work = folder / "work" / cell.scale / f"{cell.name}-{digest(whole)}"
     work.mkdir(parents=True, exist_ok=True)
     began = clock()
@@ -56,7 +56,8 @@ def run_cell(cell: Cell, folder: Path) -> None:
                 "seed": cell.seed,
                 "settings": cell.settings.to_flat(),
                 "extras": cell.extras,
-            } | ({} if cell.source_digest is None else {"source_digest": cell.source_digest})
+                **code(cell),
+            }
             write_atomically(result_file(folder, cell), (json.dumps(own | content, indent=1) + "\n").encode())
         shutil.rmtree(work, ignore_errors=True)
 

@@ -93,6 +93,8 @@ def value_label(name: str, value: Any) -> str:
         return f"{value} loss"
     if name == "budget":
         return f"equal {value}"
+    if name == "weight_decay":
+        return f"weight decay {value}" if value else "no weight decay"
     if name == "centering":
         return "no feature scaling" if value == "raw" else f"centering per {value}"
     if name == "augment":
@@ -126,15 +128,16 @@ def _panels(count: int, columns: int, height: float = 3.0) -> tuple[Any, list[Ax
 def _curves(experiment: Experiment, results: list[Result]) -> list[Figure]:
     layout = experiment.figure
     panels = grouped(results, layout.panels)
+    # a line has one color in all panels
+    colours = dict(zip(grouped(results, layout.lines), itertools.cycle(COLOURS), strict=False))
     figures = []
     for name, label in (("steps", "steps"), ("seconds", "total time (seconds)")):
         figure, grid = _panels(len(panels), 2)
         for axes, (values, inside) in zip(grid, panels.items(), strict=True):
             curves: list[list[float]] = []
-            lines = grouped(inside, layout.lines)
-            for colour, (line, runs) in zip(itertools.cycle(COLOURS), lines.items(), strict=False):
+            for line, runs in grouped(inside, layout.lines).items():
                 points = _curve_points(runs, name)
-                _plot_with_range(axes, points, colour, joined_label(layout.lines, line))
+                _plot_with_range(axes, points, colours[line], fill(joined_label(layout.lines, line), 42))
                 curves += [list(curve) for curve in zip(*(values for _, values in points), strict=True)]
             crop_out_start(axes, curves)
             axes.set_title(fill(f"{joined_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
@@ -279,8 +282,13 @@ def _plot_with_range(axes: Axes, points: Sequence[tuple[float, list[float]]], co
 
 
 def joined_label(names: Sequence[str], values: Sequence[Any]) -> str:
-    """The label of a line or panel: ``ConvNet, Adam``; an optimizer of its own says more than the method, SGD less."""
+    """The label of a line or panel: ``ConvNet, Adam``.
+
+    An optimizer of its own says more than the method, SGD less. Weight decay is named where there is some.
+    """
     given = dict(zip(names, values, strict=True))
+    if not given.get("weight_decay", True):
+        del given["weight_decay"]
     if {"optimizer", "method"} <= given.keys():
         del given["optimizer" if given["optimizer"] == "sgd" else "method"]
     return ", ".join(value_label(name, value) for name, value in given.items())

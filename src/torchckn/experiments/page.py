@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..choices import ScaleName
@@ -34,8 +35,10 @@ def write_page(
 
 
 def current_results(folder: Path, scale: ScaleName, experiments: Sequence[Experiment]) -> Results:
-    """The results at a scale, without those of experiments that have been changed since."""
-    return read_results(folder, scale, [cell for one in experiments if scale in one.scale for cell in one.cells(scale)])
+    """The results of experiments at a scale, without those of experiments that have been changed since."""
+    names = {experiment.name for experiment in experiments}
+    found = read_results(folder, scale, [cell for one in experiments if scale in one.scale for cell in one.cells(scale)])
+    return replace(found, all=[result for result in found.all if result.experiment in names])
 
 
 def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment], results: Results) -> str:

@@ -62,7 +62,8 @@ def start_file(folder: Path, cell: Cell) -> Path:
     """
     slip = cell.extras.get("slip")
     settings = {name: value for name, value in start_settings(cell.settings).items() if name != "inverse_sqrt"}
-    key = digest(settings | {"head": cell.measure != "gradient", "slip": slip if slip == "half-whitening" else None})
+    others = {"head": cell.measure != "gradient", "slip": slip if slip == "half-whitening" else None}
+    key = digest(settings | others | code(cell))
     return folder / "work" / "starts" / f"{key}.safetensors"
 
 
@@ -79,7 +80,12 @@ def speed_file(folder: Path, cell: Cell) -> Path:
 def _key_of_all_seeds(of: Cell | Result) -> str:
     settings = of.settings if isinstance(of, Cell) else settings_from(of.settings, of.experiment)
     given = identity(settings, of.extras, of.measure)
-    return digest({name: value for name, value in given.items() if name not in _UNTRIED})
+    return digest({name: value for name, value in given.items() if name not in _UNTRIED} | code(of))
+
+
+def code(of: Cell | Result) -> dict[str, str]:
+    """What a key has of the code of a network of one's own."""
+    return {} if of.source_digest is None else {"source_digest": of.source_digest}
 
 
 def is_to_be_tuned(cell: Cell) -> bool:

@@ -171,6 +171,8 @@ class Cell:
                 raise ConfigError(f"{self.name}: the measure {self.measure!r} needs {name}, as in {example}")
         if settings.training.start_images is not None:
             raise ConfigError(f"{self.name}: experiments fit the first classifier to all images; remove start_images")
+        if settings.validation == 0:
+            raise ConfigError(f"{self.name}: experiments choose on validation images, expected validation >= 1, got 0")
         if settings.training.epochs is not None:
             raise ConfigError(f"{self.name}: experiments count steps, expected steps, got epochs; use steps = ...")
         if self.measure == "train" and settings.training.steps == 0:

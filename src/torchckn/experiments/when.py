@@ -6,7 +6,7 @@ Read first: :mod:`torchckn.experiments.page`, the page of all results.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from string import Template
 
@@ -41,7 +41,7 @@ def few_labels_tables(results: Sequence[Result]) -> list[str]:
 
 
 #: what distinguishes the networks that are compared in equal time
-_TRAINED_BY = ("kind", "method", "optimizer")
+_TRAINED_BY = ("kind", "method", "optimizer", "weight_decay")
 
 
 def equal_time_table(results: Sequence[Result]) -> str:
@@ -56,11 +56,8 @@ def equal_time_table(results: Sequence[Result]) -> str:
         runs = groups[augment, filters, seconds]
         by_line = grouped(runs, _TRAINED_BY)
         cells = _bold_best([[100 * run["test_accuracy"] for run in by_line.get(line, [])] for line in columns])
-        times = [_minutes(by_line[line]) if line in by_line else "-" for line in columns]
-        seeds = str(max(map(len, by_line.values())))
-        rows.append(
-            [str(filters), "none" if augment == "none" else value_label("augment", augment), *cells, ", ".join(times), seeds]
-        )
+        times, seeds = (_of_each([by_line.get(line, []) for line in columns], text) for text in (_minutes, _count))
+        rows.append([str(filters), "none" if augment == "none" else value_label("augment", augment), *cells, times, seeds])
     heads = [
         "filters",
         "augmentation",
@@ -79,6 +76,15 @@ def _bold_best(groups: Sequence[Sequence[float]]) -> list[str]:
         text = mean_and_range(group, 1) if group else "-"
         texts.append(f"**{text}**" if group and statistics.mean(group) == best else text)
     return texts
+
+
+def _of_each(groups: Sequence[Sequence[Result]], text: Callable[[Sequence[Result]], str]) -> str:
+    """A text of each group of runs, from left to right, a dash for an empty one."""
+    return ", ".join(text(runs) if runs else "-" for runs in groups)
+
+
+def _count(runs: Sequence[Result]) -> str:
+    return str(len(runs))
 
 
 def _minutes(runs: Sequence[Result]) -> str:

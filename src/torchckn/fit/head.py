@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from ..choices import Augmentation, ClassWeights, Loss, PenaltySearch, check_choice
 from ..data.augmentation import augment
@@ -43,7 +43,7 @@ class Copies:
 
     def added_to(self, data: Any) -> tuple[Tensor, Tensor]:
         """Images with labels, followed by the copies, all images once and then all again."""
-        if isinstance(data, Dataset):
+        if isinstance(data, (Dataset, DataLoader)):
             raise ConfigError(
                 f"copies are for images in memory, got {type(data).__name__}; pass a pair (images, labels), or no copies"
             )
@@ -81,7 +81,7 @@ def fit_head(
         search: ``"path"`` goes from large to small penalties, each from the solution of the previous one, in strides that are
             halved around the best one, and stops when accuracy keeps falling; ``"exhaustive"`` tries all of them, each from
             zero, as the paper does.
-        refit: fit again on training and validation data together, with the chosen penalty.
+        refit: fit again on training and validation data together, with the chosen penalty. Validation data are not copied.
         folds: choose the penalty by cross-validation over training and validation data together, in so many folds; 0: on the
             validation data. By default 5 if there are fewer than 2,000 images in all: a few dozen validation images say little
             about a penalty. If the filters were trained with these labels, folds are too optimistic: pass 0.
@@ -193,10 +193,10 @@ def _penalty_over_folds(
 
 def _warn_at_chance(accuracy: float, which: str, parts: Sequence[Features], classes: int, copies: int = 0) -> None:
     """A warning if a classifier is not better than always naming the largest class by more than two standard errors."""
-    labels = torch.cat([_labels(part) for part in parts])
-    counts = torch.tensor(total_of_numbers(*torch.bincount(labels, minlength=classes).tolist()))
+    own = [torch.bincount(_labels(part), minlength=classes).double() for part in parts]
+    own[0] /= 1 + copies
+    counts = torch.tensor(total_of_numbers(*sum(own[1:], own[0]).tolist()))
     images, chance = float(counts.sum()), float(counts.max() / counts.sum())
-    images /= 1 + copies
     margin = 2 * math.sqrt(chance * (1 - chance) / images)
     if chance < 1 and images >= _ENOUGH and accuracy <= chance + margin:
         warnings.warn(

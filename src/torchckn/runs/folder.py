@@ -184,11 +184,13 @@ class Run:
 
     def discard(self) -> None:
         """Close it; and if it was begun here and has no checkpoint yet, leave nothing behind, so that it can be begun again."""
-        self.close()
         if not self._is_new or not self.folder.exists() or (self.folder / "checkpoint").exists():
+            self.close()
             return
-        for name in (*_WRITTEN["."], ".lock"):
+        for name in _WRITTEN["."]:
             (self.folder / name).unlink(missing_ok=True)
+        self.close()
+        (self.folder / ".lock").unlink(missing_ok=True)
         if self._made_folder and not any(self.folder.iterdir()):
             self.folder.rmdir()
 

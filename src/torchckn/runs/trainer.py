@@ -199,8 +199,8 @@ def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfi
     needs_choice = not has_folds if config.method != "sgd" else config.final_head
     if valid_data is None and config.lam is None and net.penalty is None and needs_choice:
         raise ConfigError(
-            "train chooses the L2 penalty on validation data: pass valid_data, or the penalty itself as lam=..., or folds=5 to "
-            "choose it by cross-validation"
+            "train chooses the L2 penalty on validation data: pass valid_data, or the penalty itself (lam, --lam), or a "
+            "number of folds (folds=5, --folds 5) to choose it by cross-validation"
         )
     coupled = [type(module).__name__ for module in net.modules() if isinstance(module, BATCH_NORMS)]
     if world() > 1 and config.steps and coupled:  # each process has the statistics of its own images
@@ -216,6 +216,11 @@ def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfi
                 "own random numbers, which differ; pass its Dataset, which train shuffles itself, or "
                 "DataLoader(..., generator=torch.Generator().manual_seed(0))"
             )
+    if config.copies and isinstance(train_data, (Dataset, DataLoader)):
+        raise ConfigError(
+            f"copies are for images in memory, got {type(train_data).__name__}; pass a pair (images, labels), leave --stream "
+            "out, or set copies=0"
+        )
     for name in ("patience", "keep_best"):
         if valid_data is None and getattr(config, name):
             raise ConfigError(f"{name} needs validation data: pass valid_data")

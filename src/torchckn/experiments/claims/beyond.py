@@ -38,8 +38,9 @@ def _equal_time_claim(by: str, augment: str = "none", **convnet: Any) -> None:
 
 
 _SGD = {"optimizer": "sgd", "method": "sgd", "centering": "feature"}
-_equal_time_claim("SGD from the paper's weights", **_SGD)
-_equal_time_claim("SGD from the paper's weights", "flip,crop", **_SGD)
+_equal_time_claim("SGD from the paper's weights", **_SGD, weight_decay=0.0)
+_equal_time_claim("SGD with weight decay from the paper's weights", **_SGD, weight_decay=0.0005)
+_equal_time_claim("SGD from the paper's weights", "flip,crop", **_SGD, weight_decay=0.0)
 _equal_time_claim("Adam from He weights", optimizer="adamw")
 
 
