@@ -46,7 +46,10 @@ def reproduce(
     ] = None,
     draw: Annotated[bool, typer.Option("--draw", help="Run nothing; write the page from the existing results.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")] = Path("experiments"),
-    page: Annotated[Path | None, typer.Option(help="The page to write; by default results-SCALE.md in that folder.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="The page to write; by default results-SCALE.md in that folder, or results-NAME-SCALE.md."),
+    ] = None,
     when: Annotated[
         Path | None,
         typer.Option(help='Also write the page "When to use a kernel network" to this file, in the folder of the page.'),
@@ -83,9 +86,8 @@ def reproduce(
             f"{output} has no results of scale {scale}; run an experiment first, or name the folder with --output"
         )
     is_own = name is not None and name not in packaged
-    page = (
-        output_file(page) if page is not None else output / f"results-{f'{selected[0].name}-' if is_own else ''}{scale}.md"
-    )
+    named = f"{selected[0].name}-{scale}" if is_own else scale
+    page = output / f"results-{named}.md" if page is None else output_file(page)
     if when is not None and is_own:
         raise ConfigError(f"--when is for the experiments of the package, got {name}; leave it out")
     if when is not None and output_file(when).resolve().parent != page.resolve().parent:
