@@ -239,6 +239,25 @@ def test_code_of_a_run_folder_that_was_changed_is_not_executed(
     assert "(network_source) was changed after the run was made: its digest is not network_sha256" in " ".join(err.split())
 
 
+def test_a_run_whose_images_were_moved_is_resumed_from_their_new_place(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    before, after, run = tmp_path / "before.npz", tmp_path / "after.npz", tmp_path / "run"
+    before.write_bytes((place / "digits.npz").read_bytes())
+    small = ["--filters", 4, "--batch-size", 64, "--patches", 200, "--lr", 0.01, "--lam", 0.01, "--steps", 0]
+    assert command("train", "lenet1", *small, "--data", before, "--run", run, "-q")[0] == 0
+    before.rename(after)
+    again = ["train", "--resume", run, "--steps", 2, "--json"]
+    status, _, err = command(*again)
+    assert (status, f"{before}, which is not there; give its new place by --data" in " ".join(err.split())) == (2, True)
+    status, _, err = command(*again, "--data", "mnist-mini")
+    assert (status, "another configuration: data, " in " ".join(err.split())) == (2, True)
+    status, out, _ = command(*again, "--data", after)
+    assert (status, json.loads(out)["steps"]) == (0, 2)
+    assert command("train", "--resume", run, "-q")[0] == 0  # the run knows the new place
+    assert runs.read_config(run)["settings"]["data"] == str(after)
+
+
 def test_a_finished_run_is_trained_further(command: Callable[..., Result], place: Path, tmp_path: Path) -> None:
     small = [
         "--filters",

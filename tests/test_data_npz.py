@@ -40,6 +40,10 @@ def test_an_npz_file(tmp_path: Path) -> None:
             "expected arrays x_test and y_test, got x, x_test, y",
         ),
         ({"x": np.zeros((2, 3)), "y": np.zeros(2, int)}, r"x of shape \(N, H, W\) or \(N, C, H, W\)"),
+        (
+            {"x": np.zeros((2, 9, 8, 3)), "y": np.array([0, 1])},
+            r"channels first, .* got \(2, 9, 8, 3\), .* store numpy.moveaxis\(x, -1, 1\)",
+        ),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y to be integers"),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, int)}, "2 images and 3 labels"),
         ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "labels from 0 to 0, got -1"),

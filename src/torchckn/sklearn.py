@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from . import zoo
 from .choices import Augmentation, Centering
+from .data.sets import has_channels_last
 from .errors import ConfigError, DataError, unknown_name
 from .fit.classifier import HeadFit
 from .fit.config import TrainConfig
@@ -88,10 +89,9 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _channels_first(self, x: Any) -> Any:
         """(N, C, H, W) of images (N, H, W, C), which are known by their few channels; ``image_shape`` overrides that."""
-        if getattr(x, "ndim", 0) != 4 or (self.image_shape is not None and tuple(self.image_shape) == tuple(x.shape[1:])):
-            return x
-        height, width, channels = x.shape[1:]
-        return np.moveaxis(x, 3, 1) if channels in (1, 3, 4) and min(height, width) > 4 else x
+        shape = tuple(getattr(x, "shape", ()))
+        is_as_said = self.image_shape is not None and tuple(self.image_shape) == shape[1:]
+        return np.moveaxis(x, 3, 1) if has_channels_last(shape) and not is_as_said else x
 
     def _row_shape(self, length: int) -> tuple[int, ...]:
         """Of square grey images, or of a signal, unless ``image_shape`` says otherwise."""

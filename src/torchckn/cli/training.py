@@ -61,7 +61,7 @@ def train(
         typer.Option(
             "--resume",
             help="Resume the run in this folder; with more --steps, train it further, also with another --lr, --head-update or "
-            "--augment.",
+            "--augment. If its images have been moved, give their new place by --data or --unlabeled.",
         ),
     ] = None,
     preset: Annotated[
@@ -224,8 +224,7 @@ def _new(network: str | None, preset: str | None, config: Path | None, given: di
             f"--preset is for kernel networks trained by ulr, got {settings.kind} trained by {settings.method}; remove --preset"
         )
     _check_owners(values, settings)
-    places = {name: os.path.abspath(value) for name in ("data", "unlabeled") if _is_path(value := getattr(settings, name))}
-    return settings.replace(network=_resolved(settings.network), **places)
+    return _with_whole_paths(settings.replace(network=_resolved(settings.network)))
 
 
 def _check_owners(values: Iterable[str], settings: Settings) -> None:
@@ -246,9 +245,16 @@ def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
     return options if has_own else options | {"filters": PRESET_FILTERS}
 
 
-def _is_path(data: str | None) -> bool:
-    """Whether this is the path of images, which a run keeps whole: it can be resumed from any folder."""
-    return data is not None and data not in get_args(DataSetName) and os.path.exists(data)
+def _with_whole_paths(settings: Settings) -> Settings:
+    """With whole paths of images, where there are any: a run can be resumed from any folder."""
+    from ..runs import PLACES
+
+    places = {name: value for name in PLACES if (value := getattr(settings, name)) is not None}
+    return settings.replace(**{name: os.path.abspath(value) for name, value in places.items() if _is_path(value)})
+
+
+def _is_path(data: str) -> bool:
+    return data not in get_args(DataSetName) and os.path.exists(data)
 
 
 def _resolved(network: str) -> str:
@@ -268,7 +274,7 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
     content = runs.read_config(folder)
     if "settings" not in content:
         raise ConfigError(f"{folder} was not made by torchckn train; resume it from Python, with the same arguments")
-    free = {*runs.MAY_DIFFER} | TrainConfig.option_names(bookkeeping=True)
+    free = {*runs.MAY_DIFFER, *runs.PLACES} | TrainConfig.option_names(bookkeeping=True)
     fixed = sorted(given.keys() - free)
     if fixed:
         raise ConfigError(
@@ -278,7 +284,16 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
     if network is not None and _resolved(network) != settings.network:
         raise ConfigError(f"the run in {folder} is of {settings.network}, got {network}; name the same network, or none")
     _check_owners(given, settings)
-    return settings.replace(training=settings.training.replace(**given))
+    places = {name: value for name, value in given.items() if name in runs.PLACES}
+    changes = {name: value for name, value in given.items() if name not in places}
+    settings = _with_whole_paths(settings.replace(**places, training=settings.training.replace(**changes)))
+    for name in runs.PLACES:
+        place = getattr(settings, name)
+        if name not in places and place is not None and os.path.isabs(place) and not os.path.exists(place):
+            raise ConfigError(
+                f"the run in {folder} was trained on {place}, which is not there; give its new place by --{name}"
+            )
+    return settings
 
 
 @contextmanager

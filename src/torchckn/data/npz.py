@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .limits import check_memory, check_regular, shown
-from .sets import DataSet, checked_part
+from .sets import DataSet, checked_part, has_channels_last
 
 #: classes that the labels of an .npz file may number
 _MOST_CLASSES = 2**16
@@ -118,6 +118,11 @@ def check_arrays(shape: tuple[int, ...], dtype: np.dtype, y: np.ndarray, what: s
     """An error unless an array x of this shape and dtype and an array y can be images and their labels."""
     if len(shape) not in (3, 4) or dtype.kind not in "uif":
         raise DataError(f"{what} expected x of shape (N, H, W) or (N, C, H, W) and numbers, got {shape} of {dtype}")
+    if has_channels_last(shape):
+        raise DataError(
+            f"{what} expected channels first, x of shape (N, C, H, W), got {shape}, which seems to have them last; store "
+            "numpy.moveaxis(x, -1, 1)"
+        )
     if y.ndim != 1 or y.dtype.kind not in "ui":
         raise DataError(
             f"{what} expected y to be integers, one for each image, got {y.shape} of {y.dtype}; number the classes 0, 1, 2, ..."

@@ -192,3 +192,8 @@ def checked_part(images: Tensor, labels: Tensor, classes: int, what: str) -> Par
             "0, 1, 2, ..."
         )
     return Part(images, labels.long())
+
+
+def has_channels_last(shape: Sequence[int]) -> bool:
+    """Whether images of this shape seem to be (N, H, W, C): with few channels, and larger than that."""
+    return len(shape) == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) > 4

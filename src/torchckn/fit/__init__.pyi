@@ -10,6 +10,7 @@ from .features import Evaluation as Evaluation
 from .features import evaluate as evaluate
 from .features import extract_features as extract_features
 from .filters import fit_filters as fit_filters
+from .head import Copies as Copies
 from .head import fit_head as fit_head
 from .kmeans import spherical_kmeans as spherical_kmeans
 from .result import TrainResult as TrainResult

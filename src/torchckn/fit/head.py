@@ -87,7 +87,8 @@ def fit_head(
             about a penalty. If the filters were trained with these labels, folds are too optimistic: pass 0.
         class_weights: a number for each class, its weight in the loss; ``"balanced"``: every class counts the same.
         label_smoothing: the share of an image's label that is spread over all classes.
-        copied: fit to changed copies of each training image as well. Penalties are compared on the images themselves.
+        copied: fit to changed copies of each training image as well, :class:`torchckn.fit.Copies`. Penalties are compared on the
+            images themselves.
         progress: whether to show a progress bar; by default on a terminal.
     """
     check_choice("loss", loss, Loss)

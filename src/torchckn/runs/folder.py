@@ -27,6 +27,8 @@ from .reading import model_file, read_config, read_metrics, read_result, to_json
 FURTHER = ("lr", "head_update", "augment")
 #: options that may change when a run is resumed: it is trained further, or in less memory (then with other rounding errors)
 MAY_DIFFER = ("steps", "chunk", *FURTHER)
+#: settings that say where images are; they may have moved when a run is resumed, and digests tell whether they are the same
+PLACES = ("data", "unlabeled")
 #: the files that a run writes, by folder
 _WRITTEN = {
     ".": ("config.toml", "environment.json", "metrics.jsonl", "result.json"),
@@ -88,27 +90,32 @@ class Run:
             remove_partial_files(self.folder / part, *names)  # of a process that was killed while it wrote
         if not (self.folder / "environment.json").exists():
             write_atomically(self.folder / "environment.json", to_json(environment()))
-        before = read_config(self.folder)
+        self._continue(read_config(self.folder), config, free)
+
+    def _continue(self, before: dict[str, Any], config: dict[str, Any], free: Collection[str]) -> None:
+        """Write down what may differ in the run that is there; an error if anything else does."""
         old, new = _lines(before), _lines(config)
         usual = TrainConfig().to_plain()  # of options that there were not yet when the run began
         old = {name: usual[name] for name in new.keys() & usual.keys() - old.keys()} | old
         differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in free)
         is_further = new.get("steps", 0) > old.get("steps", 0)
         allowed = {*MAY_DIFFER} if is_further else {*MAY_DIFFER} - {*FURTHER, "steps"}
-        if differing and {*differing} <= allowed:
-            kept = {name: value for name, value in before["training"].items() if name not in differing}
-            changed = {name: new[name] for name in differing if name in new}
-            if is_further:
-                before["earlier"] = [*before.get("earlier", []), self._reached(old)]
-                (self.folder / "result.json").unlink(missing_ok=True)  # no longer finished
-            self._write_config(before | {"training": kept | changed})
-        elif differing:
+        if not {*differing} <= allowed:
             key = differing[0]
             raise ConfigError(
                 f"{self.folder} has a run of another configuration: {', '.join(differing)} (expected {key} = "
                 f"{old.get(key)!r}, got {new.get(key)!r}); nothing was changed. Resume it with the same configuration (chunk may "
                 f"differ, steps may grow, and with more steps {', '.join(FURTHER)} may differ), or choose another folder"
             )
+        after = before | {name: config[name] for name in ("settings",) if name in config}
+        if differing:
+            kept = {name: value for name, value in before["training"].items() if name not in differing}
+            after["training"] = kept | {name: new[name] for name in differing if name in new}
+        if is_further:
+            after["earlier"] = [*before.get("earlier", []), self._reached(old)]
+            (self.folder / "result.json").unlink(missing_ok=True)  # no longer finished
+        if after != before:
+            self._write_config(after)
 
     def _reached(self, options: dict[str, Any]) -> dict[str, Any]:
         """The steps that were taken with these options, and what of them may change now."""
@@ -258,5 +265,8 @@ def _require_run_or_empty(folder: Path, resume: bool) -> None:
 
 
 def _lines(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the options of training beside all else, but for those of earlier steps."""
-    return {key: value for key, value in config.items() if key not in ("training", "earlier")} | config.get("training", {})
+    """A configuration with the options of training beside all else, but for those of earlier steps and the places of images."""
+    lines = {key: value for key, value in config.items() if key not in ("training", "earlier")} | config.get("training", {})
+    if "settings" in lines:
+        lines["settings"] = {name: value for name, value in lines["settings"].items() if name not in PLACES}
+    return lines
