@@ -89,6 +89,8 @@ def value_label(name: str, value: Any) -> str:
         return f"{value / 60:g} minutes"
     if isinstance(value, bool):
         return f"{'with' if value else 'without'} {FLAG_NAMES.get(name, name)}"
+    if name == "batch_size":
+        return f"batches of {value}"
     if name == "loss":
         return f"{value} loss"
     if name == "budget":

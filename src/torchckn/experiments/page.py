@@ -137,6 +137,9 @@ _COLUMN_NAMES = {
     "inverse_sqrt": "inverse square root",
     "hessian": "Hessian",
     "total_seconds": "given time",
+    "weight_decay": "weight decay",
+    "batch_size": "batch size",
+    "lr": "learning rate",
 }
 
 

@@ -90,6 +90,15 @@ class Kernel(nn.Module):
         """Its name among :data:`torchckn.nn.native.KERNELS`, with its numbers; None if it has no compiled code."""
         return None
 
+    def trained_number(self) -> Tensor | None:
+        """The first number of :meth:`native`, a scalar with its graph, if it depends on a parameter; else None."""
+        return None
+
+    def number_gradient(self, number: float, values: Tensor, slopes: Tensor) -> Tensor:
+        """The gradient of the :meth:`trained_number`, from the sums of g kappa(t) and of g t kappa'(t) over all cosines t, where
+        g is the gradient of kappa(t)."""
+        raise TypeError(f"{type(self).__name__} must define number_gradient, as its trained_number is a tensor")
+
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         """Activations whose mean product over Gaussian w is the kernel (first proposition of the paper).
 

@@ -49,8 +49,17 @@ class RBFSphere(Kernel):
         return _RBFMap.apply(responses, squared_norms, self.sigma, inplace)
 
     def native(self) -> tuple[str, tuple[float, ...]] | None:
+        if isinstance(self.sigma, Tensor) and (type(self.sigma) is not nn.Parameter or self.sigma.device.type != "cpu"):
+            return None  # a bandwidth that the host cannot read, or that only traces
         # With a tiny bandwidth, the rounding of a cosine next to 1 would overflow in compiled code.
-        return None if isinstance(self.sigma, Tensor) or self.sigma < 1e-3 else ("rbf", (self.sigma**-2,))
+        return None if self.bandwidth < 1e-3 else ("rbf", (self.bandwidth**-2,))
+
+    def trained_number(self) -> Tensor | None:
+        return self.sigma**-2 if isinstance(self.sigma, Tensor) and self.sigma.requires_grad else None
+
+    def number_gradient(self, number: float, values: Tensor, slopes: Tensor) -> Tensor:
+        # kappa = exp(number (t - 1)), kappa' = number kappa, and d kappa / d number = (t - 1) kappa
+        return slopes / number - values
 
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         norms, inverse = safe_norms(squared_norms)

@@ -6,6 +6,10 @@ where :mod:`torchckn.nn.native` has the kernel.
 Paper: equation (ckn_layer), and propositions "1layer_grad" and "2layer_grad_part1" for the gradient: with G the gradient of F'
 and V the pooled values, that of A is G V^T, that of the values A^T G, spread over the windows of P; those of R and N^2 follow
 elementwise from kappa and kappa'; and x gets its share through the convolution and through the norms of its patches.
+
+A trained bandwidth (appendix "Bandwidths derivatives") needs no pass of its own. With g the gradient of the values
+v = kappa(t) n^d, the sum of g v is that of G F', and the sum of g t kappa'(t) n^d is d times this sum, minus twice the sum of n^2
+times its gradient, which is computed anyway.
 """
 
 from __future__ import annotations
@@ -105,8 +109,9 @@ def fused_conv2d(
     """
     _require_match(x, weight, root, geometry)
     if torch.is_grad_enabled():
-        return _FusedConv.apply(x, weight, root, kernel, geometry, window, uniform, (sink_of(weight), sink_of(root)))
-    return _forward(None, x, weight, root, kernel, geometry, window, uniform)
+        sinks = sink_of(weight), sink_of(root)
+        return _FusedConv.apply(x, weight, root, kernel.trained_number(), kernel, geometry, window, uniform, sinks)
+    return _forward(None, x, weight, root, None, kernel, geometry, window, uniform)
 
 
 def _forward(
@@ -114,6 +119,7 @@ def _forward(
     x: Tensor,
     weight: Tensor | None,
     root: Tensor | None,
+    number: Tensor | None,
     kernel: Kernel,
     geometry: Geometry,
     window: Pair,
@@ -122,7 +128,7 @@ def _forward(
 ) -> Tensor:
     """The layer; what its gradient needs is put into ``ctx``, if there is one.
 
-    ``sinks``: where the gradients of filters and root go; None: to autograd.
+    ``number``: the kernel's, if it is trained. ``sinks``: where the gradients of filters and root go; None: to autograd.
     """
     x = dense(x)
     patches = patches_of(x.shape, (1, 1) if weight is None else (weight.shape[2], weight.shape[3]), geometry)
@@ -148,10 +154,13 @@ def _forward(
         native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
         responses = x if weight is None else convolution(x, weight, patches)
         native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
+    result = out.permute(0, 3, 1, 2)
     if ctx is not None:
-        ctx.save_for_backward(x, weight, root, responses, squares)
+        needs_output = ctx.needs_input_grad[3] and not ctx.needs_input_grad[2]
+        ctx.save_for_backward(x, weight, root, responses, squares, result if needs_output else None)
         ctx.about, ctx.patches, ctx.sinks, ctx.is_used, ctx.unit = about, patches, sinks, False, current_unit()
-    return out.permute(0, 3, 1, 2)
+        ctx.kernel, ctx.number = kernel, numbers[0] if numbers else 0.0
+    return result
 
 
 @functools.lru_cache(256)
@@ -165,8 +174,8 @@ class _FusedConv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, root, responses, squares = ctx.saved_tensors
-        need_x, need_weight, need_root = ctx.needs_input_grad[:3]
+        x, weight, root, responses, squares, out = ctx.saved_tensors
+        need_x, need_weight, need_root, need_number = ctx.needs_input_grad[:4]
         direct = weight is not None and need_weight and is_direct(weight, ctx.patches)
         wide = wide_dtype(x.device)  # of sums over images
         grad = dense(grad)
@@ -181,7 +190,7 @@ class _FusedConv(torch.autograd.Function):
             ctx.is_used = used_again
             size = len(x), *ctx.patches.output, grad.shape[1]
             of_responses = responses if used_again else x.new_empty(size).permute(0, 3, 1, 2)
-        of_squares = torch.empty_like(squares) if need_x else None
+        of_squares = torch.empty_like(squares) if need_x or need_number else None
         of_root = torch.empty_like(root, dtype=wide) if need_root else None  # the roots of identity layers need none
         of_weight = torch.empty_like(weight, dtype=wide) if direct else None
         inputs = tuple(native.address(tensor) for tensor in (responses, squares, root, grad))
@@ -191,14 +200,20 @@ class _FusedConv(torch.autograd.Function):
             native.call("direct_backward", *ctx.about, *images, *inputs, *results, of_weight.data_ptr())
         else:
             native.call("layer_backward", *ctx.about, *inputs, *results)
+        of_number = None
+        if need_number:
+            values = (grad * out).sum(dtype=wide) if of_root is None else (root * of_root).sum()
+            slopes = ctx.kernel.degree * values - 2 * (squares.to(wide) * of_squares).sum()
+            of_number = ctx.kernel.number_gradient(ctx.number, values, slopes)
         of_x = of_responses
         if weight is not None and of_responses is not None:
             if need_weight and not direct:
                 of_weight = gradient_of_filters(of_responses, x, weight, ctx.patches, ctx.unit)
             of_x = gradient_of_images(of_responses, x, weight, ctx.patches, ctx.unit) if need_x else None
-        if of_squares is not None and of_x is not None:
+        if need_x:
+            assert of_squares is not None
             pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])
             buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))
             native.call("patch_squares_backward", ctx.patches.numbers, *buffers)
         sums = (add_or_return(sink, some, x.dtype) for sink, some in zip(ctx.sinks, (of_weight, of_root), strict=True))
-        return of_x if need_x else None, *sums, *[None] * 5
+        return of_x if need_x else None, *sums, of_number, *[None] * 5
