@@ -252,6 +252,10 @@ def test_a_run_whose_images_were_moved_is_resumed_from_their_new_place(
     assert (status, f"{before}, which is not there; give its new place by --data" in " ".join(err.split())) == (2, True)
     status, _, err = command(*again, "--data", "mnist-mini")
     assert (status, "another configuration: data, " in " ".join(err.split())) == (2, True)
+    with np.load(after) as arrays:
+        np.savez(tmp_path / "other.npz", **{**arrays, "x_test": arrays["x_test"] + 1})
+    status, _, err = command(*again, "--data", tmp_path / "other.npz")
+    assert (status, "another configuration: steps, test_data" in " ".join(err.split())) == (2, True)
     status, out, _ = command(*again, "--data", after)
     assert (status, json.loads(out)["steps"]) == (0, 2)
     assert command("train", "--resume", run, "-q")[0] == 0  # the run knows the new place

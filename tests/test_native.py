@@ -22,6 +22,7 @@ from torchckn.graph import Conv, Graph
 from torchckn.kernels import ArcCosine, Kernel, RBFSphere
 from torchckn.nn import KernelConv2d, native
 from torchckn.nn.functional import kernel_conv2d
+from torchckn.nn.fused import applies
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain layer is used and tested")
 
@@ -97,7 +98,7 @@ def test_the_compiled_identity_layer_equals_the_plain_one(kernel: Kernel, channe
 
 @settings(max_examples=40, deadline=None)
 @given(
-    sigma=st.sampled_from([0.3, 0.6, -0.8, 2.0]),
+    sigma=st.sampled_from([0.01, 0.1, 0.6, -0.8, 2.0, 300.0]),
     channels=st.sampled_from([1, 8, 40]),
     filters=st.sampled_from([5, 8, 32, 40]),
     kernel_size=st.integers(1, 3),
@@ -122,13 +123,22 @@ def test_a_trained_bandwidth_has_the_gradient_of_the_plain_layer(
         kernel.sigma.data.fill_(sigma)  # training may change its sign
         leaves = [t.to(dtype).requires_grad_(needs) for t, needs in zip((x, weight, root), needed, strict=True)]
         out = kernel_conv2d(*leaves, kernel, pool=pool)
-        assert ("FusedConv" in str(_operations(out))) == (dtype == torch.float32)
+        assert ("FusedConv" in str(_operations(out))) == (dtype == torch.float32 and 0.1 <= abs(sigma) <= 2)
         out.square().sum().backward()
         found.append([kernel.sigma.grad, *(leaf.grad.double() for leaf in leaves if leaf.grad is not None)])
     # The gradient of sigma is a sum of g v (1 - t), with 1 - t from 0 to 2: its error is relative to the sum of g v.
     terms = 2 * out.detach().square().sum() * 2 / abs(sigma) ** 3
     assert abs(found[0][0] - found[1][0]) <= 5e-6 * terms
     assert_same(found[0][1:], found[1][1:], 5e-5)
+
+
+def test_the_gradient_of_a_bandwidth_has_few_digits_so_that_sums_over_chunks_are_exact(generator: torch.Generator) -> None:
+    kernel, filters = RBFSphere(0.6, trainable=True), torch.eye(8).reshape(8, 2, 2, 2)
+    x = torch.randn(4, 2, 6, 6, generator=generator)
+    kernel_conv2d(x, filters, torch.eye(8), kernel).square().sum().backward()
+    gradient = kernel.sigma.grad
+    assert gradient.dtype == torch.float64
+    assert float(gradient) == float(gradient.float()) != 0
 
 
 def _operations(out: Tensor) -> list[str]:
@@ -206,6 +216,20 @@ def test_kernels_without_compiled_code_are_computed_in_plain_torch() -> None:
             return super().kappa(t) ** 2
 
     assert Wider(0.6).native() is None
+
+    class Louder(RBFSphere):
+        def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
+            return 10 * super().map(responses, squared_norms)
+
+    class Compiled(Wider):
+        def native(self) -> tuple[str, tuple[float, ...]]:
+            return "rbf", (2 * self.bandwidth**-2,)
+
+    trained = Compiled(0.6, trainable=True)
+    assert trained.trained_number() is None
+    assert not applies(torch.zeros(2, 1, 5, 5), trained, groups=1), "compiled code has no gradient of its bandwidth"
+    assert applies(torch.zeros(2, 1, 5, 5), Compiled(0.6), groups=1)
+    assert Louder(0.6).native() is None
     assert RBFSphere(1e-4).native() is None
     assert RBFSphere(0.6, trainable=True).to("meta").native() is None
     assert ArcCosine(0).native() is None

@@ -118,4 +118,5 @@ def run_description(settings: Settings, images: Images, source: str | None) -> d
         "classes": list(images.classes),
         "image_shape": list(images.shape),
         "preprocessing": asdict(images.pixels),
+        "test_data": None if images.test is None else runs.data_digest(images.test),
     }

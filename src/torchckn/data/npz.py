@@ -121,7 +121,7 @@ def check_arrays(shape: tuple[int, ...], dtype: np.dtype, y: np.ndarray, what: s
     if has_channels_last(shape):
         raise DataError(
             f"{what} expected channels first, x of shape (N, C, H, W), got {shape}, which seems to have them last; store "
-            "numpy.moveaxis(x, -1, 1)"
+            f"numpy.moveaxis(x, -1, 1), or, if there are {shape[1]} channels, x with height and width exchanged"
         )
     if y.ndim != 1 or y.dtype.kind not in "ui":
         raise DataError(

@@ -29,6 +29,16 @@ def safe_norms(squared: Tensor) -> tuple[Tensor, Tensor]:
     return norms.masked_fill(zero, 0.0), norms.reciprocal().masked_fill(zero, 0.0)
 
 
+#: methods that a kernel may write by hand, and what they are valid for: a subclass that changes any of it does not inherit them
+_VALID_FOR = {
+    "map": {"kappa", "degree"},
+    "native": {"kappa", "degree", "map"},
+    "trained_number": {"kappa", "native"},
+    "number_gradient": {"kappa", "native"},
+    "random_features": {"kappa"},
+}
+
+
 class Kernel(nn.Module):
     """Base class: subclasses define ``kappa`` and, where it is not 1, ``degree``.
 
@@ -55,10 +65,10 @@ class Kernel(nn.Module):
                 "name, because saved models refer to kernels by name"
             )
         Kernel._registry[cls.__name__] = cls
-        if "kappa" in vars(cls):  # a parent's hand-written methods are valid for the parent's kappa only
-            for method in ("map", "native", "random_features"):
-                if method not in vars(cls):
-                    setattr(cls, method, getattr(Kernel, method))
+        own = vars(cls).keys()
+        for method, of in _VALID_FOR.items():
+            if method not in own and not own.isdisjoint(of):
+                setattr(cls, method, getattr(Kernel, method))
 
     def kappa(self, t: Tensor) -> Tensor:
         """Elementwise kappa of cosines ``t``: differentiable, value and gradient finite on all of [-1, 1]."""

@@ -12,6 +12,9 @@ from torch.autograd.function import once_differentiable
 from ..tracing import is_traced
 from .base import Kernel, KernelSpec, plain, positive, safe_norms
 
+#: bandwidths between which compiled code has their gradient; its rounding error grows like sigma^2, and a tiny one has hardly any
+_TRAINED = (0.1, 2.0)
+
 
 class RBFSphere(Kernel):
     r"""The Gaussian kernel restricted to the sphere, the kernel of the paper's experiments (sigma 0.6).
@@ -49,13 +52,18 @@ class RBFSphere(Kernel):
         return _RBFMap.apply(responses, squared_norms, self.sigma, inplace)
 
     def native(self) -> tuple[str, tuple[float, ...]] | None:
-        if isinstance(self.sigma, Tensor) and (type(self.sigma) is not nn.Parameter or self.sigma.device.type != "cpu"):
-            return None  # a bandwidth that the host cannot read, or that only traces
+        if isinstance(self.sigma, Tensor):
+            if type(self.sigma) is not nn.Parameter or self.sigma.device.type != "cpu":
+                return None  # a bandwidth that the host cannot read, or that only traces
+            if self.sigma.requires_grad and not _TRAINED[0] <= self.bandwidth <= _TRAINED[1]:
+                return None
         # With a tiny bandwidth, the rounding of a cosine next to 1 would overflow in compiled code.
         return None if self.bandwidth < 1e-3 else ("rbf", (self.bandwidth**-2,))
 
     def trained_number(self) -> Tensor | None:
-        return self.sigma**-2 if isinstance(self.sigma, Tensor) and self.sigma.requires_grad else None
+        if not isinstance(self.sigma, Tensor) or not self.sigma.requires_grad:
+            return None
+        return self.sigma.float() ** -2  # so that sums of gradients in double precision are exact
 
     def number_gradient(self, number: float, values: Tensor, slopes: Tensor) -> Tensor:
         # kappa = exp(number (t - 1)), kappa' = number kappa, and d kappa / d number = (t - 1) kappa

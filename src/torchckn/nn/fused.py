@@ -31,6 +31,7 @@ from .devices import wide_dtype
 from .direct import Geometry, dense, integers, is_cheap, is_direct, patches_of
 from .geometry import Pair
 from .sums import Sink, add_or_return, current_unit, sink_of
+from .walk import is_trained
 
 
 def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
@@ -45,6 +46,7 @@ def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
         and not is_recorded()
         and not torch.is_autocast_enabled("cpu")
         and kernel.native() is not None
+        and (not is_trained(kernel) or kernel.trained_number() is not None)
         and native.library() is not None
     )
 
@@ -204,7 +206,7 @@ class _FusedConv(torch.autograd.Function):
         if need_number:
             values = (grad * out).sum(dtype=wide) if of_root is None else (root * of_root).sum()
             slopes = ctx.kernel.degree * values - 2 * (squares.to(wide) * of_squares).sum()
-            of_number = ctx.kernel.number_gradient(ctx.number, values, slopes)
+            of_number = ctx.kernel.number_gradient(ctx.number, values, slopes).to(x.dtype)
         of_x = of_responses
         if weight is not None and of_responses is not None:
             if need_weight and not direct:

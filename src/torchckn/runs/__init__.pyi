@@ -13,4 +13,5 @@ from .reading import read_config as read_config
 from .reading import read_metrics as read_metrics
 from .reading import read_result as read_result
 from .reading import summary as summary
+from .trainer import data_digest as data_digest
 from .trainer import train as train

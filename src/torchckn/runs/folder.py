@@ -27,7 +27,7 @@ from .reading import model_file, read_config, read_metrics, read_result, to_json
 FURTHER = ("lr", "head_update", "augment")
 #: options that may change when a run is resumed: it is trained further, or in less memory (then with other rounding errors)
 MAY_DIFFER = ("steps", "chunk", *FURTHER)
-#: settings that say where images are; they may have moved when a run is resumed, and digests tell whether they are the same
+#: settings that say where images are, which may have been moved when a run is resumed: digests tell whether they are the same
 PLACES = ("data", "unlabeled")
 #: the files that a run writes, by folder
 _WRITTEN = {
@@ -96,6 +96,7 @@ class Run:
         """Write down what may differ in the run that is there; an error if anything else does."""
         old, new = _lines(before), _lines(config)
         usual = TrainConfig().to_plain()  # of options that there were not yet when the run began
+        usual |= {"test_data": new.get("test_data")}
         old = {name: usual[name] for name in new.keys() & usual.keys() - old.keys()} | old
         differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in free)
         is_further = new.get("steps", 0) > old.get("steps", 0)
