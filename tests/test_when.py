@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from torchckn.experiments.results import Result, read_results
 from torchckn.experiments.when import equal_time_table, few_labels_tables, when_text
@@ -70,6 +73,7 @@ def test_of_two_regularizations_the_better_one_in_cross_validation_is_taken() ->
 
 def equal_time_run(kind: str, method: str, optimizer: str, accuracy: float, seconds: float, total_seconds: int) -> Result:
     how = {"kind": kind, "method": method, "optimizer": optimizer, "total_seconds": total_seconds, "weight_decay": 0.0}
+    how |= {"bandwidths": False}
     centering = "raw" if optimizer == "adamw" else "feature"
     run = result("equal-time", 0, [{"seconds": seconds}], filters=8, centering=centering, augment="none", **how)
     return replace(run, measured={"test_accuracy": accuracy, "start_seconds": 60.0})
@@ -103,22 +107,32 @@ def test_augmentation_has_rows_of_its_own_and_other_centerings_are_not_mixed_int
     assert equal_time_table([augmented, *runs]) == f"{equal_time_table(runs)}\n{last}"
 
 
-def test_weight_decay_has_a_column_of_its_own() -> None:
-    plain = equal_time_run(*EQUAL_TIME[1])
-    decayed = replace(plain, variables=plain.variables | {"weight_decay": 0.0005}, measured={"test_accuracy": 0.7})
-    head, _, row = equal_time_table([plain, decayed]).splitlines()
-    assert "| ConvNet, SGD | ConvNet, SGD, weight decay 0.0005 |" in head
-    assert "| 50.0 | **70.0** |" in row
+@pytest.mark.parametrize(
+    ("run", "changed", "columns"),
+    [
+        (1, {"weight_decay": 0.0005}, "ConvNet, SGD | ConvNet, SGD, weight decay 0.0005"),
+        (0, {"bandwidths": True}, "CKN, ULR | CKN, ULR, with trained bandwidths"),
+    ],
+)
+def test_another_way_to_train_has_a_column_of_its_own(run: int, changed: dict[str, Any], columns: str) -> None:
+    plain = equal_time_run(*EQUAL_TIME[run])
+    other = replace(plain, variables=plain.variables | changed, measured={"test_accuracy": 0.7})
+    head, _, row = equal_time_table([plain, other]).splitlines()
+    assert f"| {columns} |" in head
+    assert f"| {100 * EQUAL_TIME[run][3]:.1f} | **70.0** |" in row
 
 
 def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
     runs = [equal_time_run(*run) for run in EQUAL_TIME]
     decayed = replace(runs[1], variables=runs[1].variables | {"weight_decay": 0.0005}, measured={"test_accuracy": 0.7})
-    found = verdicts(*runs, decayed)
+    trained = replace(runs[0], variables=runs[0].variables | {"bandwidths": True}, measured={"test_accuracy": 0.8})
+    found = verdicts(*runs, decayed, trained)
     by_optimizer = [judged.measured for claim, judged in found.items() if "in equal total time" in claim]
     assert by_optimizer == [
         "8 filters, 4 minutes: +10.0 % (n = 1); 8 filters, 30 minutes: -5.0 % (n = 1)",
         "8 filters, 4 minutes: -10.0 % (n = 1)",
+        "8 filters, 4 minutes: +30.0 % (n = 1)",
+        "8 filters, 4 minutes: +10.0 % (n = 1)",
         "",
         "8 filters, 4 minutes: +5.0 % (n = 1)",
     ]

@@ -286,11 +286,12 @@ def _plot_with_range(axes: Axes, points: Sequence[tuple[float, list[float]]], co
 def joined_label(names: Sequence[str], values: Sequence[Any]) -> str:
     """The label of a line or panel: ``ConvNet, Adam``.
 
-    An optimizer of its own says more than the method, SGD less. Weight decay is named where there is some.
+    An optimizer of its own says more than the method, SGD less. Of a kind of network, weight decay and trained bandwidths are
+    named where there are any.
     """
     given = dict(zip(names, values, strict=True))
-    if not given.get("weight_decay", True):
-        del given["weight_decay"]
+    if "kind" in given:
+        given = {name: value for name, value in given.items() if value or name not in ("weight_decay", "bandwidths")}
     if {"optimizer", "method"} <= given.keys():
         del given["optimizer" if given["optimizer"] == "sgd" else "method"]
     return ", ".join(value_label(name, value) for name, value in given.items())

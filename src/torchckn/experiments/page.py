@@ -75,7 +75,7 @@ def _introduction(results: Results, scale: str) -> str:
     parts = [
         f"{len(own)} runs, {hours:.1f} hours or more in total, on {', '.join(machines)} (threads per run: {', '.join(threads)}; "
         f"{', '.join(versions)}).",
-        "All hyperparameters were chosen on validation images; the test images were used once per run, at its end.",
+        "No hyperparameter was chosen on test images, which were used once per run, at its end.",
         _clocks(own),
         f"Each run is a file in `results/{scale}` with its settings, history, machine and commit{uncommitted}.",
         f"`torchckn reproduce --all --scale {scale}` runs what is missing and writes this page; with `--draw` it writes the page "

@@ -41,7 +41,7 @@ def few_labels_tables(results: Sequence[Result]) -> list[str]:
 
 
 #: what distinguishes the networks that are compared in equal time
-_TRAINED_BY = ("kind", "method", "optimizer", "weight_decay")
+_TRAINED_BY = ("kind", "method", "optimizer", "bandwidths", "weight_decay")
 
 
 def equal_time_table(results: Sequence[Result]) -> str:

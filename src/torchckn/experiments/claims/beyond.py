@@ -22,15 +22,16 @@ _claim = CLAIMS.add
 # Equal total time, centering per feature where there is any
 
 
-def _equal_time_claim(by: str, augment: str = "none", **convnet: Any) -> None:
+def _equal_time_claim(by: str, augment: str = "none", bandwidths: bool = False, **convnet: Any) -> None:
     setup = "" if augment == "none" else f", {value_label('augment', augment)}"
+    ours = "CKN with trained bandwidths" if bandwidths else "CKN"
 
-    @_claim(f"All-CNN-C in equal total time{setup}: the CKN is more accurate than its ConvNet trained by {by}", EXTENSION)
+    @_claim(f"All-CNN-C in equal total time{setup}: the {ours} is more accurate than its ConvNet trained by {by}", EXTENSION)
     def _difference(results: Results) -> tuple[list[Case], str]:
         cases: list[Case] = []
         for filters, seconds in sorted(grouped(results.of("equal-time", augment=augment), ["filters", "total_seconds"])):
             same = {"filters": filters, "total_seconds": seconds, "augment": augment}
-            ckn = results.of("equal-time", kind="ckn", centering="feature", **same)
+            ckn = results.of("equal-time", kind="ckn", centering="feature", bandwidths=bandwidths, **same)
             other = results.of("equal-time", kind="convnet", **convnet, **same)
             label = joined_label(["filters", "total_seconds"], [filters, seconds])
             cases += difference_case(label, differences(ckn, other, "test_accuracy"), ABOVE_ZERO)
@@ -38,8 +39,9 @@ def _equal_time_claim(by: str, augment: str = "none", **convnet: Any) -> None:
 
 
 _SGD = {"optimizer": "sgd", "method": "sgd", "centering": "feature"}
-_equal_time_claim("SGD from the paper's weights", **_SGD, weight_decay=0.0)
-_equal_time_claim("SGD with weight decay from the paper's weights", **_SGD, weight_decay=0.0005)
+for _bandwidths in (False, True):
+    _equal_time_claim("SGD from the paper's weights", bandwidths=_bandwidths, **_SGD, weight_decay=0.0)
+    _equal_time_claim("SGD with weight decay from the paper's weights", bandwidths=_bandwidths, **_SGD, weight_decay=0.0005)
 _equal_time_claim("SGD from the paper's weights", "flip,crop", **_SGD, weight_decay=0.0)
 _equal_time_claim("Adam from He weights", optimizer="adamw")
 
