@@ -38,7 +38,7 @@ def _equal_time_claim(by: str, augment: str = "none", bandwidths: bool = False, 
         return cases, ""
 
 
-_SGD = {"optimizer": "sgd", "method": "sgd", "centering": "feature"}
+_SGD: dict[str, Any] = {"optimizer": "sgd", "method": "sgd", "centering": "feature"}
 for _bandwidths in (False, True):
     _equal_time_claim("SGD from the paper's weights", bandwidths=_bandwidths, **_SGD, weight_decay=0.0)
     _equal_time_claim("SGD with weight decay from the paper's weights", bandwidths=_bandwidths, **_SGD, weight_decay=0.0005)
