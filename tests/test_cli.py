@@ -249,7 +249,7 @@ def test_a_run_whose_images_were_moved_is_resumed_from_their_new_place(
     before.rename(after)
     again = ["train", "--resume", run, "--steps", 2, "--json"]
     status, _, err = command(*again)
-    assert (status, f"{before}, which is not there; give its new place by --data" in " ".join(err.split())) == (2, True)
+    assert (status, f"{before}, which is not there; pass its new path with --data" in " ".join(err.split())) == (2, True)
     status, _, err = command(*again, "--data", "mnist-mini")
     assert (status, "another configuration: data, " in " ".join(err.split())) == (2, True)
     with np.load(after) as arrays:

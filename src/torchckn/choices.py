@@ -30,6 +30,8 @@ NormOver = Literal["position", "image"]
 # Data
 Augmentation = Literal["flip", "crop", "shift"]
 DataSetName = Literal["cifar10", "fashion-mnist", "mnist", "mnist-mini"]
+#: settings that say where images are, which may have been moved when a run is resumed: digests tell whether they are the same
+PLACES = ("data", "unlabeled")
 
 # Training
 Optimizer = Literal["sgd", "adamw"]

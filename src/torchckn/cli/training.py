@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from ..choices import DataSetName, KernelNetworkName, PresetName, check_choice
+from ..choices import PLACES, DataSetName, KernelNetworkName, PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
 from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
@@ -61,7 +61,7 @@ def train(
         typer.Option(
             "--resume",
             help="Resume the run in this folder; with more --steps, train it further, also with another --lr, --head-update or "
-            "--augment. If its images have been moved, give their new place by --data or --unlabeled.",
+            "--augment. If its images have been moved, pass their new path with --data or --unlabeled.",
         ),
     ] = None,
     preset: Annotated[
@@ -247,8 +247,6 @@ def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
 
 def _with_whole_paths(settings: Settings) -> Settings:
     """With whole paths of images, where there are any: a run can be resumed from any folder."""
-    from ..runs import PLACES
-
     places = {name: value for name in PLACES if (value := getattr(settings, name)) is not None}
     return settings.replace(**{name: os.path.abspath(value) for name, value in places.items() if _is_path(value)})
 
@@ -274,7 +272,7 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
     content = runs.read_config(folder)
     if "settings" not in content:
         raise ConfigError(f"{folder} was not made by torchckn train; resume it from Python, with the same arguments")
-    free = {*runs.MAY_DIFFER, *runs.PLACES} | TrainConfig.option_names(bookkeeping=True)
+    free = {*runs.MAY_DIFFER, *PLACES} | TrainConfig.option_names(bookkeeping=True)
     fixed = sorted(given.keys() - free)
     if fixed:
         raise ConfigError(
@@ -284,14 +282,14 @@ def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settin
     if network is not None and _resolved(network) != settings.network:
         raise ConfigError(f"the run in {folder} is of {settings.network}, got {network}; name the same network, or none")
     _check_owners(given, settings)
-    places = {name: value for name, value in given.items() if name in runs.PLACES}
+    places = {name: value for name, value in given.items() if name in PLACES}
     changes = {name: value for name, value in given.items() if name not in places}
     settings = _with_whole_paths(settings.replace(**places, training=settings.training.replace(**changes)))
-    for name in runs.PLACES:
+    for name in PLACES:
         place = getattr(settings, name)
         if name not in places and place is not None and os.path.isabs(place) and not os.path.exists(place):
             raise ConfigError(
-                f"the run in {folder} was trained on {place}, which is not there; give its new place by --{name}"
+                f"the run in {folder} was trained on {place}, which is not there; pass its new path with --{name}"
             )
     return settings
 

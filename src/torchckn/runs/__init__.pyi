@@ -4,7 +4,6 @@ from .checkpoints import read_filters as read_filters
 from .checkpoints import write_checkpoint as write_checkpoint
 from .environment import environment as environment
 from .folder import MAY_DIFFER as MAY_DIFFER
-from .folder import PLACES as PLACES
 from .folder import Run as Run
 from .folder import add_to_result as add_to_result
 from .folder import output_file as output_file

@@ -13,6 +13,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from ..choices import PLACES
 from ..errors import ConfigError, DataError
 from ..files import check_output, partial_files, remove_partial_files, write_atomically, write_tensors
 from ..fit.config import TrainConfig
@@ -27,8 +28,6 @@ from .reading import model_file, read_config, read_metrics, read_result, to_json
 FURTHER = ("lr", "head_update", "augment")
 #: options that may change when a run is resumed: it is trained further, or in less memory (then with other rounding errors)
 MAY_DIFFER = ("steps", "chunk", *FURTHER)
-#: settings that say where images are, which may have been moved when a run is resumed: digests tell whether they are the same
-PLACES = ("data", "unlabeled")
 #: the files that a run writes, by folder
 _WRITTEN = {
     ".": ("config.toml", "environment.json", "metrics.jsonl", "result.json"),
@@ -95,8 +94,8 @@ class Run:
     def _continue(self, before: dict[str, Any], config: dict[str, Any], free: Collection[str]) -> None:
         """Write down what may differ in the run that is there; an error if anything else does."""
         old, new = _lines(before), _lines(config)
-        usual = TrainConfig().to_plain()  # of options that there were not yet when the run began
-        usual |= {"test_data": new.get("test_data")}
+        # what a run has that was begun before there were these options, or this digest
+        usual = TrainConfig().to_plain() | {"test_data": new.get("test_data")}
         old = {name: usual[name] for name in new.keys() & usual.keys() - old.keys()} | old
         differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in free)
         is_further = new.get("steps", 0) > old.get("steps", 0)
@@ -108,7 +107,7 @@ class Run:
                 f"{old.get(key)!r}, got {new.get(key)!r}); nothing was changed. Resume it with the same configuration (chunk may "
                 f"differ, steps may grow, and with more steps {', '.join(FURTHER)} may differ), or choose another folder"
             )
-        after = before | {name: config[name] for name in ("settings",) if name in config}
+        after = before | ({"settings": config["settings"]} if "settings" in config else {})  # with new places
         if differing:
             kept = {name: value for name, value in before["training"].items() if name not in differing}
             after["training"] = kept | {name: new[name] for name in differing if name in new}
