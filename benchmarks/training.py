@@ -14,7 +14,7 @@ from torch import nn
 
 from torchckn.choices import HeadUpdate
 from torchckn.fit.chunks import batch_features, batch_gradient
-from torchckn.fit.config import GRAPH_MEMORY
+from torchckn.fit.defaults import GRAPH_MEMORY
 from torchckn.fit.methods import ULR, MethodOptions
 
 from .measure import median_times, peak_memory

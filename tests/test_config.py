@@ -17,7 +17,7 @@ import torch
 import torchckn
 from torchckn import ConfigError, TrainConfig, cli, data, runs, settings
 from torchckn.choices import DataSetName
-from torchckn.fit.config import PRESETS
+from torchckn.fit.defaults import PRESETS
 from torchckn.fit.schedules import Search
 
 from . import forks

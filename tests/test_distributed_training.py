@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError, distributed
-from torchckn.fit.config import PRESETS
+from torchckn.fit.defaults import PRESETS
 from torchckn.fit.schedules import Search, Search2019
 
 from .processes import COUNTS, FEW, TOLERANCES, Processes, require_equal

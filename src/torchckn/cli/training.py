@@ -15,7 +15,8 @@ import typer
 from ..choices import PLACES, DataSetName, KernelNetworkName, PresetName, check_choice
 from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
-from ..fit.config import PRESET_FILTERS, PRESETS, TrainConfig
+from ..fit.config import TrainConfig
+from ..fit.defaults import PRESET_FILTERS, PRESETS
 from ..formats import percent
 from ..settings import Settings, read_settings, settings_from
 from .options import COMPLETE_TRAINABLE, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show

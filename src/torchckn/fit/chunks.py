@@ -25,7 +25,7 @@ from ..nn.checks import require
 from ..nn.devices import autocast, sums_in_units, wide_dtype
 from ..nn.sums import GradientSums, in_units
 from ..nn.walk import modules_of, parameters_of
-from .config import GRAPH_MEMORY
+from .defaults import GRAPH_MEMORY
 from .features import CHUNK
 
 T = TypeVar("T")
