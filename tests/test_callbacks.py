@@ -251,3 +251,19 @@ def test_training_further_that_is_interrupted_can_be_resumed(tmp_path: Path) -> 
         trained(steps=12, run_dir=tmp_path / "run", resume=True, callbacks=[StopAfter(9)], checkpoint_every=2)
     further, _ = trained(steps=12, run_dir=tmp_path / "run", resume=True)
     assert torch.equal(further.head.weight, trained(steps=12)[0].head.weight)
+
+
+def test_patience_starts_again_when_a_run_that_it_stopped_is_trained_further(tmp_path: Path) -> None:
+    def further(steps: int, *callbacks: Callback) -> torchckn.fit.TrainResult:
+        folder = {"run_dir": tmp_path / "run", "resume": True}
+        options = {"lr": 1e-12, "evaluate_every": 1, "patience": 2, "head_update": "reuse", "tau": 1e12}
+        return trained(steps=steps, callbacks=callbacks, **folder, **options)[1]
+
+    first = further(20)
+    assert first.stopped is not None
+    stopped = first.steps
+    with pytest.raises(StopHereError):
+        further(30, StopAfter(stopped + 1))
+    second = further(30)
+    assert second.steps == stopped + 2, "and an interruption changes nothing"
+    assert second.stopped is not None

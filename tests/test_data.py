@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import torchckn
 from torchckn import data
@@ -185,3 +185,31 @@ def test_some_images_are_evenly_spaced(count: int) -> None:
     assert len(some) == min(count, 10)
     gaps = some.labels.diff()
     assert not len(gaps) or int(gaps.max() - gaps.min()) <= 1
+
+
+def test_classes_that_match_in_part_are_refused_even_if_they_are_numbers() -> None:
+    part = data.Part(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
+    with pytest.raises(DataError, match="expected images of the classes 1, 2, 3, got 0; rename"):
+        data.DataSet("digits", part, None, ("0", "1")).in_classes(("1", "2", "3"))
+
+
+def test_the_size_of_a_loader_is_that_of_what_it_draws() -> None:
+    dataset = TensorDataset(torch.zeros(10, 1, 2, 2), torch.zeros(10, dtype=torch.long))
+    some = SubsetRandomSampler(range(4))
+    assert data.size_of(DataLoader(dataset, 2, sampler=some)) == 4
+    assert data.size_of(DataLoader(dataset, 2)) == 10
+
+
+def test_a_dataset_of_images_alone_has_no_labels() -> None:
+    images = torch.rand(5, 1, 2, 2)
+    found = list(data.batches(TensorDataset(images), 3))
+    assert torch.equal(torch.cat([some for some, _ in found]), images)
+    assert all(labels is None for _, labels in found)
+
+
+@pytest.mark.parametrize("kind", ["crop", "shift"])
+def test_a_signal_is_moved_along_its_length_only(kind: Any) -> None:
+    signals = torch.rand(50, 2, 1, 16) + 1
+    moved = data.augment(signals, [kind], torch.Generator().manual_seed(0))
+    assert bool((moved.flatten(1).amax(1) > 0).all())
+    assert not torch.equal(moved, signals)

@@ -138,3 +138,12 @@ def test_one_class_is_not_enough(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", x=np.zeros((4, 5, 5), np.uint8), y=np.zeros(4, int))
     with pytest.raises(DataError, match="at least two classes, got the label 0 only"):
         data.load(tmp_path / "one.npz")
+
+
+def test_parts_with_bytes_and_with_numbers_are_not_mixed(tmp_path: Path) -> None:
+    x, y = np.zeros((2, 3, 4), np.uint8), np.array([1, 0])
+    np.savez(tmp_path / "own.npz", x=x.astype(np.float32), y=y, x_test=x, y_test=y)
+    with pytest.raises(
+        DataError, match="the same kind of pixels in all parts, got train: numbers, test: uint8; store all as"
+    ):
+        data.load(tmp_path / "own.npz")

@@ -8,6 +8,7 @@ import torch
 import torchckn
 from torchckn.errors import ConfigError, DataError
 from torchckn.graph import AveragePool, Conv, Graph
+from torchckn.graph.preprocessing import Preprocessing
 from torchckn.kernels import RBFSphere
 from torchckn.network import FeatureScaling
 from torchckn.nn.functional import check_layers
@@ -183,3 +184,30 @@ def test_a_network_without_classes_is_refused(small_graph: Graph) -> None:
 def test_calibrate_wants_features_of_at_least_one_image() -> None:
     with pytest.raises(DataError, match=r"at least one image, got \(0, 3\)"):
         FeatureScaling(3).calibrate(torch.zeros(0, 3))
+
+
+def test_pixels_are_judged_by_the_statistics_of_the_network(recwarn: pytest.WarningsRecorder) -> None:
+    shades = torch.arange(16.0).reshape(1, 1, 4, 4) * 17
+    for scale in (1.0, 255.0):
+        pixels = Preprocessing.fit(shades / scale)
+        body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+        networks = (
+            torchckn.CKN(Graph((1, 4, 4), [*pixels.nodes(), Conv("conv", filters=2, kernel_size=3)]), classes=2),
+            torchckn.ScaledConvNet(body, (1, 4, 4), pixels),
+        )
+        for net in networks:
+            net(shades / scale)
+            assert not recwarn.list, "the range that its statistics are of"
+            if scale == 255:
+                with pytest.warns(UserWarning, match="expected pixels from 0 to 1, got numbers from 0 to 255"):
+                    net(shades)
+
+
+def test_a_state_that_does_not_fit_leaves_the_penalty_as_it_is(small_graph: Graph) -> None:
+    ckn, other = torchckn.CKN(small_graph), torchckn.CKN(small_graph, classes=7)
+    ckn.penalty = 0.25
+    with pytest.raises(RuntimeError, match="size mismatch for head.weight"):
+        ckn.load_state_dict(other.state_dict())
+    assert ckn.penalty == 0.25
+    with pytest.raises(RuntimeError, match=r"lam expected a number >= 0, got \[1.0, 1.0\]"):
+        ckn.load_state_dict(ckn.state_dict() | {"lam": torch.ones(2)})

@@ -214,3 +214,22 @@ def test_gates_are_exported(name: str, tmp_path: Path, generator: torch.Generato
 def test_what_is_no_product_is_refused_with_a_reason(build: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build()
+
+
+@pytest.mark.parametrize("frozen", ["weight", "second_weight"])
+def test_in_eval_mode_either_filters_have_the_gradient_of_finite_differences(
+    frozen: str, generator: torch.Generator
+) -> None:
+    layer = KernelProduct((3, 2), 4, generator=generator, dtype=torch.float64).eval()
+    getattr(layer, frozen).requires_grad_(False)
+    u, v = (torch.randn(5, n, generator=generator, dtype=torch.float64) for n in (3, 2))
+    name = {"weight": "second_weight", "second_weight": "weight"}[frozen]
+
+    def output(direction: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, {name: F.normalize(direction)}, (u, v))
+
+    direction = getattr(layer, name).detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(output, direction)
+    layer(u, v).square().sum().backward()
+    assert getattr(layer, frozen).grad is None
+    assert bool((getattr(layer, name).grad != 0).any())

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError, NotFittedError, NumericalError, runs
@@ -23,6 +24,7 @@ from torchckn.fit import loop, methods
 from torchckn.fit.callbacks import Callback, Record, Training
 from torchckn.fit.schedules import Search, Search2019
 from torchckn.graph import Dense, Graph
+from torchckn.runs.trainer import data_digest
 from torchckn.trained import load_trained
 
 from . import forks
@@ -419,3 +421,28 @@ def test_an_interrupted_training_further_is_not_a_finished_run(tmp_path: Path) -
     with pytest.raises(DataError, match="is not finished, so it has no result"):
         runs.add_to_result(tmp_path / "run", {"test_accuracy": 1.0})
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+class _Noisy(Dataset[Any]):
+    """Images changed at random when they are read, with labels as Python numbers."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels.tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        noise = torch.rand(()) + np.random.rand() + random.random()
+        return self.images[i] + 0.01 * float(noise), self.labels[i]
+
+
+def test_the_digest_of_a_dataset_has_its_labels_but_no_random_numbers() -> None:
+    (images, labels), _ = digits()
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = data_digest(_Noisy(images, labels))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert data_digest(_Noisy(images, labels)) == first
+    assert data_digest(_Noisy(images, 9 - labels)) != first

@@ -218,3 +218,12 @@ def test_a_whitened_network_of_the_zoo_is_that_of_the_command() -> None:
     shapes = [tuple(layer.weight.shape) for layer in model.ckn_.kernel_layers().values()]
     other = torchckn.translate(net, (3, 32, 32), preprocessing=pixels)
     assert shapes == [tuple(layer.weight.shape) for layer in other.kernel_layers().values()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_class_with_one_image_is_trained_with(seed: int, digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = digits
+    rare = np.concatenate([np.flatnonzero(y != 9), np.flatnonzero(y == 9)[:1]])
+    options = SMALL | {"random_state": seed}
+    model = CKNClassifier(method="ulr", steps=2, lam=2**-10, **options).fit(x[rare], y[rare])
+    assert 9 in model.classes_

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -381,3 +382,10 @@ def test_no_validation_images_at_all(folder: Path) -> None:
     images = load_images(Settings(data=str(folder), validation=0, resize=14))
     assert images.valid is None
     assert len(images.train) == len(load_images(Settings(data=str(folder), resize=14, validation=2)).train) + 2
+
+
+def test_image_files_without_labels_do_not_go_with_images_of_numbers(folder: Path, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((20, 28, 28), dtype=np.float32)
+    np.savez(tmp_path / "own.npz", x=images, y=np.arange(20) % 2)
+    with pytest.raises(DataError, match=r"unlabeled expected training images of bytes .*, got numbers in own \(float32\)"):
+        load_images(Settings(data=str(tmp_path / "own.npz"), unlabeled=str(folder / "others")))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchckn
-from torchckn import ConfigError, DataError, zoo
+from torchckn import ConfigError, DataError, TranslationError, zoo
 
 from .training import OPTIONS, convnet, digits, network, trained
 
@@ -78,3 +78,29 @@ def test_what_else_is_refused() -> None:
             trained(**{name: math.nan})
     with pytest.raises(ConfigError, match="generator: expected a torch.Generator"):
         torchckn.train(network(), train_data, valid_data, generator=3)  # type: ignore[arg-type]
+
+
+def test_balanced_weights_need_labels_that_the_network_has() -> None:
+    (images, labels), valid = digits()
+    with pytest.raises(DataError, match="labels must be from 0 to 9"):
+        torchckn.train(network(), (images, labels - 1), valid, class_weights="balanced", steps=1)
+
+
+def test_a_loader_does_not_say_where_an_epoch_ends_that_might_be_rolled_back() -> None:
+    train_data, valid = digits()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*train_data), 64)
+    with pytest.raises(ConfigError, match="rollback needs to know where an epoch ends.* pass a Dataset or a pair"):
+        torchckn.train(network(), loader, valid, rollback=True, lam=2**-10, steps=1)
+
+
+def test_a_classifier_that_a_convnet_uses_twice_is_refused() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(16, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.last(self.first(x.flatten(1)).relu()).relu())
+
+    with pytest.raises(TranslationError, match="a classifier that is used once, got 'last' of Twice, which is used 2 times"):
+        torchckn.ScaledConvNet(Twice(), (1, 4, 4))

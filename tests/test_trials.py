@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchckn
-from torchckn import ConfigError
+from torchckn import ConfigError, DataError
 from torchckn.fit import methods
 from torchckn.fit.schedules import Search, Search2019
 from torchckn.fit.trials import Trials
@@ -95,3 +95,11 @@ def test_steps_that_a_search_keeps_count_and_are_evaluated() -> None:
 def test_a_search_that_keeps_steps_is_refused_with_roll_back() -> None:
     with pytest.raises(ConfigError, match="rollback: expected a schedule that keeps no steps .* use lr='search'"):
         trained(lr="search:2019", rollback=True)
+
+
+def test_wrong_labels_are_no_fault_of_the_learning_rates() -> None:
+    ckn, _ = trained(steps=0)
+    (images, labels), valid = digits()
+    wrong = torch.utils.data.TensorDataset(images, labels + 1)
+    with pytest.raises(DataError, match="labels must be from 0 to 9"):
+        torchckn.train(ckn, wrong, valid, lr="search", steps=2, batch_size=250)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import data, kernels, presets, zoo
 from .convnet import ScaledConvNet
 from .distributed import local_device
-from .errors import CKNError, ConfigError, unknown_name
+from .errors import CKNError, ConfigError, DataError, unknown_name
 from .files import read_text
 from .network import Classifier
 from .settings import Settings
@@ -65,6 +65,11 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
     unlabeled = None
     if settings.unlabeled is not None:
         further = data.load_unlabeled(settings.unlabeled, whole.image_shape, resize=settings.resize is not None)
+        if some.dtype != further.dtype:
+            raise DataError(
+                f"unlabeled expected training images of bytes (0 to 255), as image files have them, got numbers in {whole.name} "
+                f"({str(some.dtype).removeprefix('torch.')}); store these as uint8"
+            )
         some = unlabeled = torch.cat([some, further])
     pixels = data.Preprocessing.fit(some, whiten=settings.whiten)
     return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels, unlabeled)

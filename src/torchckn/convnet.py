@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,7 @@ from .errors import DataError, TranslationError
 from .graph import Graph
 from .graph.preprocessing import Preprocessing
 from .network import CKN, Classifier
+from .nn.normalize import Standardization
 
 
 class ScaledConvNet(Classifier):
@@ -62,8 +64,9 @@ class ScaledConvNet(Classifier):
         return self.body(self.preprocessing(self.checked(x))).flatten(1)
 
     @property
-    def standardizes_pixels(self) -> bool:
-        return len(self.preprocessing) > 0
+    def pixel_statistics(self) -> tuple[Sequence[float], Sequence[float]] | None:
+        first = next(iter(self.preprocessing), None)
+        return (first.mean, first.std) if isinstance(first, Standardization) else None
 
     @torch.no_grad()
     def initialize_(self, std: float | None, generator: torch.Generator | None = None) -> ScaledConvNet:
@@ -87,9 +90,15 @@ def _without_head(net: nn.Module, preprocessing: nn.Module, shape: tuple[int, in
     """A copy of the network with its last linear layer replaced by the identity, and that layer."""
     body = copy.deepcopy(net).eval()
     outputs: dict[str, Tensor] = {}
+    calls: Counter[str] = Counter()
+
+    def note(name: str, output: Tensor) -> None:
+        outputs[name] = output
+        calls[name] += 1
+
     for name, module in body.named_modules():
         if name and isinstance(module, nn.Linear):
-            module.register_forward_hook(lambda _, __, output, name=name: outputs.__setitem__(name, output))
+            module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
     example = next(body.parameters(), torch.zeros(()))
     try:
         scores = body(preprocessing(torch.zeros(2, *shape)).to(example))
@@ -103,6 +112,11 @@ def _without_head(net: nn.Module, preprocessing: nn.Module, shape: tuple[int, in
         raise TranslationError(
             f"expected a ConvNet whose output is that of an nn.Linear, its classifier, got {type(net).__name__}; "
             "make an nn.Linear the last layer, with nothing after it"
+        )
+    if calls[heads[-1]] > 1:
+        raise TranslationError(
+            f"expected a classifier that is used once, got {heads[-1]!r} of {type(net).__name__}, which is used "
+            f"{calls[heads[-1]]} times; make another nn.Linear the last layer"
         )
     body = copy.deepcopy(net)
     head = body.get_submodule(heads[-1])

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from . import zoo
 from .choices import Augmentation, Centering
-from .data.sets import has_channels_last
+from .data.sets import by_share, has_channels_last
 from .errors import ConfigError, DataError, unknown_name
 from .fit.classifier import HeadFit
 from .fit.config import TrainConfig
@@ -272,6 +272,7 @@ class CKNClassifier(ClassifierMixin, _CKNEstimator):  # type: ignore[misc]
         targets = torch.from_numpy(codes.astype(np.int64))
         order = torch.randperm(len(images), generator=self._generator())
         held = min(max(1, int(self.validation * len(images))), len(images) - 1)
+        order = by_share(order, targets, held)
         if self.method != "unsupervised":
             self._train(config, images, targets, order[held:], order[:held])
         self.head_fit_ = self._fit_head(config, (images, targets), order[held:], order[:held])

@@ -17,6 +17,7 @@ from .correspondence import Report
 from .errors import CKNError, DataError
 from .files import read_tensors, write_tensors
 from .graph import Graph
+from .kernels.rbf import FIXED
 from .network import CKN, Classifier
 
 KIND = "network"
@@ -132,7 +133,9 @@ def _on_meta(description: dict[str, Any], dtype: torch.dtype) -> CKN:
 
 def _check_shapes(net: Classifier, tensors: dict[str, Tensor]) -> None:
     expected = net.state_dict() | {"lam": torch.empty((), dtype=torch.float64)}
-    for name in (expected.keys() - {"lam"}) | tensors.keys():  # a head that has not been fitted has no penalty
+    # A head that has not been fitted has no penalty, and older files have no fixed bandwidths.
+    optional = {"lam", *(name for name in expected if name.endswith(f".{FIXED}"))}
+    for name in (expected.keys() - optional) | tensors.keys():
         if name not in tensors or name not in expected:
             raise DataError(f"tensor {name} {'is missing' if name not in tensors else 'is not part of the network'}")
         if tensors[name].shape != expected[name].shape or tensors[name].dtype != expected[name].dtype:

@@ -50,7 +50,8 @@ def augment(
             mirrored = torch.rand(count, generator=generator)[part] < 0.5
             images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
         else:
-            reaches = [max(1, side // (CROP if kind == "crop" else SHIFT)) for side in images.shape[2:]]
+            # A signal (C, 1, L) is moved along its length only.
+            reaches = [min(side - 1, max(1, side // (CROP if kind == "crop" else SHIFT))) for side in images.shape[2:]]
             moves = [torch.randint(2 * reach + 1, (count, 1), generator=generator)[part] for reach in reaches]
             images = _windows(images, reaches, moves, "constant" if kind == "crop" else "replicate")
     return images

@@ -78,7 +78,9 @@ def read_items(data: Any, index: Iterable[Tensor]) -> Iterator[Any]:
 def size_of(data: Any) -> int | None:
     """How many images there are, where that can be told."""
     if isinstance(data, DataLoader):
-        data = data.dataset
+        # What a loader draws may be fewer images than its data set has.
+        sampler = None if isinstance(data.dataset, IterableDataset) else getattr(data.batch_sampler, "sampler", None)
+        data = sampler if isinstance(sampler, Sized) else data.dataset
     if isinstance(data, (tuple, list)) and data:
         data = data[0]
     return len(data) if isinstance(data, Sized) else None
@@ -93,6 +95,8 @@ def _order(n: int, batch_size: int, generator: torch.Generator | None) -> Tensor
 def checked_batch(batch: Any, need_labels: bool) -> tuple[Tensor, Tensor | None]:
     if isinstance(batch, (Tensor, np.ndarray)):
         images, labels = batch, None
+    elif isinstance(batch, (tuple, list)) and len(batch) == 1:  # of a TensorDataset(images)
+        images, labels = batch[0], None
     elif isinstance(batch, Part) or (isinstance(batch, (tuple, list)) and len(batch) == 2):
         images, labels = batch
     else:

@@ -37,6 +37,13 @@ def load_npz(file: Path) -> DataSet:
             pairs[name] = _arrays(
                 arrays.pop(x), arrays.pop(y), shown(file) if name == "train" else f"{shown(file)} ({name})"
             )
+    bytes_in = {name: images.dtype == torch.uint8 for name, (images, _) in pairs.items()}
+    if len(set(bytes_in.values())) > 1:
+        kinds = ", ".join(f"{name}: {'uint8' if is_bytes else 'numbers'}" for name, is_bytes in bytes_in.items())
+        raise DataError(
+            f"{shown(file)} expected the same kind of pixels in all parts, got {kinds}; store all as uint8, or all as numbers "
+            "of the same range"
+        )
     count = 1 + int(max(labels.max() for _, labels in pairs.values()))
     parts = {name: checked_part(*pair, count, shown(file)) for name, pair in pairs.items()}
     if count < 2:

@@ -109,7 +109,8 @@ class DataSet:
         return self.train.image_shape
 
     def in_classes(self, classes: tuple[str, ...]) -> DataSet:
-        """The same images, with labels that number these classes, found by name; or as they are, if one side has numbers only.
+        """The same images, with labels that number these classes, found by name; or as they are, if one side has numbers only
+        and no name is that of a class of the other.
 
         Example:
             >>> from torchckn import data
@@ -118,7 +119,8 @@ class DataSet:
             True
         """
         unknown = [name for name in self.classes if name not in classes]
-        if self.classes == classes or (unknown and (_are_numbers(self.classes) or _are_numbers(classes))):
+        numbered = _are_numbers(self.classes) or _are_numbers(classes)
+        if self.classes == classes or (numbered and len(unknown) == len(self.classes)):
             return self
         if unknown:
             raise DataError(
@@ -149,7 +151,7 @@ def split(part: Part, held_out: int, seed: int = 0) -> tuple[Part, Part]:
         raise ConfigError(f"split expected to hold out between 1 and {len(part) - 1} images, got {held_out!r}")
     order = _order(len(part), seed)
     if len(part) < FEW_IMAGES:
-        order = _by_share(order, part.labels, held_out)
+        order = by_share(order, part.labels, held_out)
     return part.subset(order[held_out:]), part.subset(order[:held_out])
 
 
@@ -157,7 +159,7 @@ def split(part: Part, held_out: int, seed: int = 0) -> tuple[Part, Part]:
 FEW_IMAGES = 2000
 
 
-def _by_share(order: Tensor, labels: Tensor, held_out: int) -> Tensor:
+def by_share(order: Tensor, labels: Tensor, held_out: int) -> Tensor:
     """The same numbers, of which the first ``held_out`` have all classes in proportion, and if possible not all of a class."""
     by_class = order[labels[order].argsort(stable=True)]
     is_first = torch.ones(len(order), dtype=torch.bool)

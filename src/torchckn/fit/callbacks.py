@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
@@ -42,6 +43,8 @@ class Training(Protocol):
     """steps that were made"""
     seconds: float
     """of training, without validation and checkpoints"""
+    stop_reason: str | None
+    """why it ends before its last step, if it does"""
 
     @property
     def steps(self) -> int:
@@ -102,14 +105,32 @@ class EarlyStopping(Callback):
         if not isinstance(patience, int) or patience < 1:
             raise ConfigError(f"patience: expected an integer >= 1, got {patience!r}")
         self.patience = patience
+        #: the step that validations are counted from
+        self.start = 0
+
+    def on_train_start(self, training: Training) -> None:
+        if training.stop_reason is None and self._validations_since(training.history) >= self.patience:
+            self.start = training.step  # it was stopped here before, and is trained further now
 
     def on_validation_end(self, training: Training, record: Record) -> None:
         best = best_validation(training.history)
         assert best is not None
-        since = sum("valid_accuracy" in later and later["step"] > best["step"] for later in training.history)
+        since = self._validations_since(training.history)
         if since >= self.patience:
             accuracy = percent(best["valid_accuracy"], 2)
             training.stop(f"no validation accuracy above the {accuracy} of step {best['step']} in {since} validations")
+
+    def _validations_since(self, history: list[Record]) -> int:
+        """Validations after the best one that count."""
+        best = best_validation(history)
+        start = self.start if best is None else max(self.start, best["step"])
+        return sum("valid_accuracy" in record and record["step"] > start for record in history)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"start": torch.tensor(self.start)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.start = int(state.get("start", 0))  # older checkpoints have none
 
 
 class KeepBest(Callback):
@@ -120,7 +141,7 @@ class KeepBest(Callback):
 
     def on_train_start(self, training: Training) -> None:
         shapes = {name: value.shape for name, value in training.net.state_dict().items()}
-        if self.best and {name: value.shape for name, value in self.best.items()} != shapes:
+        if any(shapes.get(name) != value.shape for name, value in self.best.items()):
             raise DataError("the checkpoint has the best weights of another network; delete it to start again")
 
     def on_validation_end(self, training: Training, record: Record) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import DataError, NumericalError
 from .batches import TrainingBatches
+from .features import check_labels
 from .methods import Method, StepResult
 from .schedules import Schedule
 
@@ -63,6 +64,11 @@ class Trials:
 
     def _draw(self) -> tuple[list[Batch], Batch]:
         """Batches of the steps, and one to judge by."""
-        first = self.batches.extra()
-        others = [first if self.schedule.one_batch else self.batches.extra() for _ in range(self.count - 1)]
-        return [first, *others], self.batches.extra()
+        first = self._checked()
+        others = [first if self.schedule.one_batch else self._checked() for _ in range(self.count - 1)]
+        return [first, *others], self._checked()
+
+    def _checked(self) -> Batch:
+        """A batch whose labels the classifier has: wrong ones are no fault of a learning rate."""
+        images, labels = self.batches.extra()
+        return images, check_labels(labels, self.method.net.head.out_features)

@@ -16,6 +16,10 @@ from .base import Kernel, KernelSpec, plain, positive, safe_norms
 _TRAINED = (0.1, 2.0)
 
 
+#: the name of a bandwidth in a ``state_dict``, unless it is a trainable parameter
+FIXED = "fixed_sigma"
+
+
 class RBFSphere(Kernel):
     r"""The Gaussian kernel restricted to the sphere, the kernel of the paper's experiments (sigma 0.6).
 
@@ -32,6 +36,37 @@ class RBFSphere(Kernel):
         sigma = positive("RBFSphere", "sigma", sigma)
         self.trainable = bool(trainable)
         self.sigma = nn.Parameter(torch.tensor(sigma, dtype=torch.float64)) if self.trainable else sigma
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        # A fixed bandwidth may have been trained before, so it is part of the state as well; while it is trained, it is a
+        # parameter, and its name in the state stays the same.
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self.trainable:
+            sigma = destination.pop(prefix + "sigma", None)
+            destination[prefix + FIXED] = torch.tensor(self.sigma, dtype=torch.float64) if sigma is None else sigma
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        """The bandwidth, whether it was trained or fixed there. Older files have none where it was fixed."""
+        names = (prefix + FIXED, prefix + "sigma")
+        sigma = next((state_dict[name] for name in names if name in state_dict), None)
+        known = {name: value for name, value in state_dict.items() if name not in names}
+        if isinstance(self.sigma, Tensor) and sigma is not None:
+            known[prefix + "sigma"] = sigma
+        elif sigma is not None and not sigma.is_meta:
+            if sigma.numel() != 1 or not 0 < abs(float(sigma)) < math.inf:
+                errors.append(f"{prefix}sigma expected a positive number, got {sigma.tolist()}")
+            else:
+                self.sigma = abs(float(sigma))
+        super()._load_from_state_dict(known, prefix, metadata, strict, missing, unexpected, errors)
 
     def kappa(self, t: Tensor) -> Tensor:
         return torch.exp((t - 1) / self.sigma**2)

@@ -161,8 +161,9 @@ class CKN(Classifier):
         return {name: layer for name, layer in self.layers.items() if isinstance(layer, KernelLayer)}
 
     @property
-    def standardizes_pixels(self) -> bool:
-        return isinstance(self.graph.nodes[0], Standardize)
+    def pixel_statistics(self) -> tuple[Sequence[float], Sequence[float]] | None:
+        first = self.graph.nodes[0]
+        return (first.mean, first.std) if isinstance(first, Standardize) else None
 
     @property
     def needs_filters(self) -> bool:
@@ -193,6 +194,7 @@ class CKN(Classifier):
         try:
             for layer, kernel in kernels.items():
                 layer.kernel = RBFSphere(kernel.bandwidth, trainable=True).to(layer.weight.device)
+                layer.kernel.trainable = kernel.trainable  # a network that is saved now says what it will be afterwards
             for parameter in fixed:
                 parameter.requires_grad_(False)
             yield

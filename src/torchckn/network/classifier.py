@@ -108,7 +108,7 @@ class Classifier(nn.Module):
             low, high = (float(value) for value in x.detach().aminmax())
             if not math.isfinite(high - low):
                 check_finite(x)
-            if self.standardizes_pixels and max(-low, high) > _FAR_BEYOND_1:
+            if max(-low, high) > _FAR_BEYOND_1 and self._are_far_beyond(low, high):
                 warnings.warn(
                     f"this network expected pixels from 0 to 1, got numbers from {low:.3g} to {high:.3g}; pass uint8 images, "
                     "which it scales by itself, or divide by 255",
@@ -117,9 +117,16 @@ class Classifier(nn.Module):
         return x
 
     @property
-    def standardizes_pixels(self) -> bool:
-        """Whether the network begins with statistics of pixels that are numbers from 0 to 1."""
-        return False
+    def pixel_statistics(self) -> tuple[Sequence[float], Sequence[float]] | None:
+        """Mean and standard deviation of each channel, if the network begins by standardizing pixels."""
+        return None
+
+    def _are_far_beyond(self, low: float, high: float) -> bool:
+        """Whether these pixels are of another range than those that the network's statistics were computed from."""
+        if self.pixel_statistics is None:
+            return False
+        channels = zip(*self.pixel_statistics, strict=True)
+        return max(max(high - mean, mean - low) / std for mean, std in channels) > _FAR_BEYOND_1
 
     # Training
 
@@ -165,9 +172,10 @@ class Classifier(nn.Module):
     ) -> None:
         if f"{prefix}head.weight" in state_dict:  # torch loads a buffer only where there is one already
             lam = state_dict.get(f"{prefix}lam")
-            self.penalty = None if lam is None else 0.0
-            if lam is not None and not 0 <= float(lam) < math.inf:
-                errors.append(f"lam expected a number >= 0, got {float(lam)}")
+            if lam is not None and (lam.numel() != 1 or not 0 <= float(lam) < math.inf):
+                errors.append(f"lam expected a number >= 0, got {lam.tolist()}")
+            elif state_dict[f"{prefix}head.weight"].shape == self.head.weight.shape:  # else the head stays as it is
+                self.penalty = None if lam is None else 0.0
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

@@ -85,7 +85,8 @@ class KernelProduct(KernelLayer):
         if self._shared is not None:
             return self._shared
         factors: list[Tensor] = [self.weight, self.second_weight]
-        if self.training or torch.compiler.is_compiling() or (torch.is_grad_enabled() and self.weight.requires_grad):
+        has_gradient = torch.is_grad_enabled() and any(factor.requires_grad for factor in factors)
+        if self.training or torch.compiler.is_compiling() or has_gradient:
             self._check_filters(torch.cat(factors, 1) / 2**0.5)
             spectrum = None if torch.compiler.is_compiling() else self._spectrum
             return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt, self.root_block, spectrum)

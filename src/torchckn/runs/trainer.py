@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -35,6 +37,7 @@ from ..fit.batches import TrainingBatches
 from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
 from ..fit.chunks import BATCH_NORMS, share_of_batch
 from ..fit.config import TrainConfig
+from ..fit.features import check_labels
 from ..fit.folds import FEW_IMAGES
 from ..fit.loop import TrainingLoop, share_weights
 from ..fit.methods import METHODS, Method
@@ -112,7 +115,7 @@ def train(
         generator = torch.Generator().manual_seed(config.seed)
     _check(net, train_data, valid_data, config)
     if config.class_weights == "balanced":
-        labels = _all_labels(train_data)
+        labels = check_labels(_all_labels(train_data), net.head.out_features)
         config = config.replace(class_weights=aim("balanced", None, labels, net.head.out_features).class_weights)
     share_of = functools.partial(share_of_batch, net, chunk=config.chunk, precision=config.precision)
     batch_size, classes = config.batch_size or 1, net.head.out_features
@@ -221,6 +224,11 @@ def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfi
             f"copies are for images in memory, got {type(train_data).__name__}; pass a pair (images, labels), leave --stream "
             "out, or set copies=0"
         )
+    if config.rollback and isinstance(train_data, (DataLoader, IterableDataset)):
+        raise ConfigError(
+            f"rollback needs to know where an epoch ends, which it cannot of a {type(train_data).__name__}; pass a Dataset or a "
+            "pair (images, labels)"
+        )
     for name in ("patience", "keep_best"):
         if valid_data is None and getattr(config, name):
             raise ConfigError(f"{name} needs validation data: pass valid_data")
@@ -239,7 +247,7 @@ def _all_labels(data: Any) -> Tensor:
             f"class_weights: 'balanced' needs all training labels at once, which {type(data).__name__} does not have; pass a "
             "number for each class"
         )
-    return torch.as_tensor(labels).long()
+    return torch.as_tensor(labels)
 
 
 def _built_in(config: TrainConfig, run: Run | None, progress: bool | None) -> list[Callback]:
@@ -289,6 +297,28 @@ def _torch_seeded(generator: torch.Generator) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _same_randomness() -> Iterator[None]:
+    """Within this context, random transforms of images draw the same numbers each time, in every process."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _in_brief(part: Any) -> Any:
+    """Of an image or a label, what a digest has of it."""
+    if isinstance(part, (bool, int, float, np.generic)):
+        return float(part)
+    return (part.shape, part.double().sum()) if isinstance(part, Tensor) else None
+
+
 def data_digest(data: Any) -> str:
     """A digest of images and labels; of a data set, its length and some of its items; of a stream, what it is called.
 
@@ -299,8 +329,9 @@ def data_digest(data: Any) -> str:
         digest.update(data.digest().encode())
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         count = size_of(data) or 0
-        some = [data[i] for i in range(0, count, max(1, count // 16))]
-        digest.update(repr([(t.shape, t.double().sum()) for item in some for t in item if isinstance(t, Tensor)]).encode())
+        with _same_randomness():
+            some = [data[i] for i in range(0, count, max(1, count // 16))]
+        digest.update(repr([_in_brief(part) for item in some for part in item]).encode())
     elif not isinstance(data, (DataLoader, IterableDataset)):
         for part in next(iter(batches(data, 2**62))):
             if part is not None:
