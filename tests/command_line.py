@@ -53,6 +53,7 @@ class Color(nn.Sequential):
         super().__init__(nn.Conv2d(3, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
 
 not_a_network = 3
+built = Small()
 """
 
 

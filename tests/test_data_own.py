@@ -259,9 +259,9 @@ def test_validation_images_of_ones_own_are_those_that_a_run_validates_on(tmp_pat
         ),
         (
             lambda p: (save(p / "a" / "1.png"), (p / "b").mkdir(), (p / "b" / "2.svg").write_text("<svg/>")),
-            "b expected image files .*, got 2.svg; add images, or convert them",
+            "b expected image files .*, got 2.svg; add images, convert them .* or remove",
         ),
-        (lambda p: save(p / "a" / "1.png"), "a sub-folder of images for each class, at least two, got 1: a"),
+        (lambda p: save(p / "a" / "1.png"), "a sub-folder of images for each class, at least two, got a; move"),
         (
             lambda p: (save(p / "a" / "1.png"), save(p / "b" / "2.png"), (p / "b" / "3.png").write_bytes(b"x")),
             "3.png cannot be read",

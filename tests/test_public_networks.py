@@ -250,7 +250,7 @@ def test_width_scales_every_layer_and_classes_and_channels_follow_the_data() -> 
     assert {node.filters for node in quarter.graph.nodes if isinstance(node, KernelNode)} == {4, 8, 16}
     fixed = translate(net, (1, 16, 16), filters=6)
     assert {node.filters for node in fixed.graph.nodes if isinstance(node, KernelNode)} == {6}
-    assert rows_of(quarter)["conv"].why.endswith("the images have 1 channels, the ConvNet takes 3")
+    assert rows_of(quarter)["conv"].why.endswith("number of channels: 1 in the images, 3 in the ConvNet")
 
 
 @pytest.mark.parametrize(

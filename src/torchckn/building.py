@@ -142,9 +142,12 @@ def _from_source(source: str, settings: Settings) -> nn.Module:
         raise ConfigError(f"{file} has no {name!r}; it has {', '.join(networks) or 'no networks'}")
     if settings.filters is not None:
         raise ConfigError("filters is for networks of the zoo; pass your own network's arguments as --option name=value")
+    is_built = isinstance(factory, nn.Module) or not callable(factory)
+    if is_built and settings.options:
+        raise ConfigError(f"{name} of {file} is built already and takes no options, got {settings.options}; name its class")
     try:
         with _importing_from(file.parent):
-            net = factory(**settings.options) if callable(factory) else factory
+            net = factory if is_built else factory(**settings.options)
     except Exception as error:
         raise ConfigError(f"{name} cannot be built with {settings.options}: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):

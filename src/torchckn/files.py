@@ -172,7 +172,7 @@ _UNREADABLE = (
 def _header(content: bytes) -> dict[str, Any]:
     (length,) = struct.unpack("<Q", content[:8])
     if length > min(_LARGEST_HEADER, len(content) - 8):
-        raise ValueError(f"its header would have {length} bytes")
+        raise ValueError("it does not begin with a header of tensors")
     return json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_KEY])
 
 

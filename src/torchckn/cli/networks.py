@@ -120,7 +120,8 @@ def _for_data(settings: Settings, data_dir: Path | None, may_differ: bool) -> CK
 
     images = load_images(settings, data_dir)
     net = build_convnet(settings, images.shape, len(images.classes))
-    if not may_differ or _runs_on(net, images.shape):
+    trouble = _trouble(net, images.shape) if may_differ else None
+    if trouble is None:
         ckn = build_network(settings, images, torch.Generator().manual_seed(settings.training.seed))
         assert isinstance(ckn, CKN)
         return ckn
@@ -129,8 +130,8 @@ def _for_data(settings: Settings, data_dir: Path | None, may_differ: bool) -> CK
     own_shape = getattr(net, "input_shape", None)
     if own_shape is None:
         raise ConfigError(
-            f"{settings.network} does not run on the images of {settings.data}, {shape_text(images.shape)}; "
-            "name others with --data, or give their shape with --input-shape"
+            f"{settings.network} does not run on the images of {settings.data}, {shape_text(images.shape)} ({trouble}); name "
+            "others with --data, or give their shape with --input-shape"
         )
     return _without_data(settings, net, own_shape)
 
@@ -160,7 +161,8 @@ def _without_data(settings: Settings, net: nn.Module, shape: tuple[int, int, int
     )
 
 
-def _runs_on(net: nn.Module, shape: tuple[int, int, int]) -> bool:
+def _trouble(net: nn.Module, shape: tuple[int, int, int]) -> str | None:
+    """Why a network does not run on images of this shape; None if it does."""
     import torch
 
     from ..network import modes_kept
@@ -168,9 +170,9 @@ def _runs_on(net: nn.Module, shape: tuple[int, int, int]) -> bool:
     try:
         with torch.no_grad(), modes_kept(net):
             net.eval()(torch.zeros(1, *shape))
-    except Exception:
-        return False
-    return True
+    except Exception as error:
+        return next(iter(str(error).splitlines()), type(error).__name__)
+    return None
 
 
 def _shape(text: str) -> tuple[int, int, int]:

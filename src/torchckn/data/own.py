@@ -66,8 +66,8 @@ def image_files_by_part(folder: Path) -> tuple[list[str], dict[str, dict[Path, i
     classes = [place.name for place in _subfolders(train)]
     if len(classes) < 2:
         raise DataError(
-            f"{shown(train)} expected a sub-folder of images for each class, at least two, got {len(classes)}: "
-            f"{', '.join(shown(name) for name in classes) or 'none'}"
+            f"{shown(train)} expected a sub-folder of images for each class, at least two, got "
+            f"{', '.join(shown(name) for name in classes) or 'none'}; move the images of each class into a folder of its own"
         )
     for name in classes:
         check_class(name, shown(train))
@@ -126,8 +126,8 @@ def _image_files(folder: Path, needed: bool = True) -> list[Path]:
     images = [file for file in files if file.suffix.lower() in IMAGES]
     if needed and not images:
         raise DataError(
-            f"{shown(folder)} expected image files ({', '.join(IMAGES)}), got {_listed(folder, files) or 'none'}; add images, or "
-            "convert them to one of these formats"
+            f"{shown(folder)} expected image files ({', '.join(IMAGES)}), got {_listed(folder, files) or 'none'}; add images, "
+            "convert them to one of these formats, or remove the folder"
         )
     return images
 

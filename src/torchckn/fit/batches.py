@@ -61,9 +61,7 @@ class TrainingBatches:
             self.data = _checked_pair(data, classes)
         count = len(self.data[0]) if isinstance(self.data, tuple) else len(self.data)
         if count < batch_size:
-            raise DataError(
-                f"batch_size is {batch_size}, but there are {count} training images; use batch_size={count} or smaller"
-            )
+            raise ConfigError(f"batch_size is {batch_size}, but there are {count} training images; choose {count} or fewer")
         self.count = count
         self.steps_per_epoch = count // batch_size
 
@@ -186,7 +184,7 @@ def _checked_pair(data: Any, classes: int) -> tuple[Tensor, Tensor]:
     missing = torch.nonzero(counts == 0).flatten().tolist()
     if missing:
         raise DataError(
-            f"the training part has no image of class {', '.join(map(str, missing))} of {classes} classes; add some, or pass "
-            "classes=... to translate and number the classes that are there from 0"
+            f"the training part has no image of class {', '.join(map(str, missing))} of {classes} classes; add some, or "
+            "number the classes that are there 0, 1, 2, ... and build the network for as many"
         )
     return images, labels

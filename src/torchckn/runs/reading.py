@@ -37,7 +37,8 @@ def read_config(folder: PathLike) -> dict[str, Any]:
     try:
         config = tomllib.loads(read_text(file))
     except FileNotFoundError:
-        raise DataError(f"{folder} is not a run folder: it has no config.toml") from None
+        what = "is not a run folder: it has no config.toml" if Path(folder).exists() else "does not exist"
+        raise DataError(f"{folder} {what}; expected the folder of a run, such as runs/lenet5-ckn-1") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     _require_plain(file, config)

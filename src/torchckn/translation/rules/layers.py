@@ -38,7 +38,7 @@ def convolution(step: Step) -> Value:
     if isinstance(step.module, zoo.MaskedConv2d):
         inexact.append("the complete connection scheme replaces the incomplete one, as in the paper")
     if step.input.node == Graph.input and step.input.width != step.input.shape[0]:
-        inexact.append(f"the images have {step.input.shape[0]} channels, the ConvNet takes {step.input.width}")
+        inexact.append(f"number of channels: {step.input.shape[0]} in the images, {step.input.width} in the ConvNet")
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     conv = Conv(step.name, filters=filters, kernel_size=(size[0], size[1]), **geometry)
     return step.layer(conv, "projection onto one subspace for all positions", source=source, inexact=inexact)
