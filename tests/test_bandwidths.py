@@ -9,6 +9,7 @@ import torch
 
 import torchckn
 from torchckn.files import read_tensors, write_tensors
+from torchckn.graph import Dense, Graph
 from torchckn.kernels import RBFSphere
 from torchckn.storage import KIND, load_weights
 
@@ -69,6 +70,16 @@ def test_a_bandwidth_that_is_no_positive_number_is_not_loaded(value: torch.Tenso
     with pytest.raises(RuntimeError, match="sigma expected a positive number"):
         kernel.load_state_dict({"fixed_sigma": value})
     assert kernel.bandwidth == 0.5
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_weights_of_fixed_and_trained_bandwidths_go_into_each_other(trainable: bool, tmp_path: Path) -> None:
+    def dense(sigma: float, trainable: bool) -> torchckn.CKN:
+        return torchckn.CKN(Graph((1, 2, 2), [Dense("dense", filters=3, kernel=RBFSphere(sigma, trainable))]))
+
+    ckn = dense(0.6, not trainable)
+    load_weights(ckn, torchckn.save(dense(0.8, trainable), tmp_path / "ckn"))
+    assert bandwidths(ckn) == [0.8]
 
 
 def test_the_model_of_a_run_is_the_network_that_training_gives(tmp_path: Path) -> None:

@@ -69,6 +69,12 @@ def test_the_resolved_settings_are_in_the_run_and_it_is_resumed_from_them(
     assert json.loads(out)["steps"] == 3
 
 
+def test_a_network_may_be_a_class_or_built_already(command: Callable[..., Result], place: Path) -> None:
+    shown = [command("translate", f"{place}/net.py:{name}", "--input-shape", "1,28,28") for name in ("Small", "built")]
+    assert [status for status, _, _ in shown] == [0, 0]
+    assert shown[0][1].replace("Small", "built") == shown[1][1].replace("Small", "built")
+
+
 @pytest.mark.parametrize("kind", ["ckn --patches 300", "convnet"])
 def test_the_mean_taken_off_features_can_be_chosen_and_is_in_the_trained_network(
     kind: str, command: Callable[..., Result], place: Path, tmp_path: Path

@@ -135,6 +135,7 @@ def _check_shapes(net: Classifier, tensors: dict[str, Tensor]) -> None:
     expected = net.state_dict() | {"lam": torch.empty((), dtype=torch.float64)}
     # A head that has not been fitted has no penalty, and older files have no fixed bandwidths.
     optional = {"lam", *(name for name in expected if name.endswith(f".{FIXED}"))}
+    tensors = {_name_in(expected, name): tensor for name, tensor in tensors.items()}
     for name in (expected.keys() - optional) | tensors.keys():
         if name not in tensors or name not in expected:
             raise DataError(f"tensor {name} {'is missing' if name not in tensors else 'is not part of the network'}")
@@ -143,6 +144,13 @@ def _check_shapes(net: Classifier, tensors: dict[str, Tensor]) -> None:
                 f"tensor {name}: expected {tuple(expected[name].shape)} of {expected[name].dtype}, "
                 f"got {tuple(tensors[name].shape)} of {tensors[name].dtype}"
             )
+
+
+def _name_in(expected: dict[str, Tensor], name: str) -> str:
+    """The name of a tensor in this network, where a bandwidth may be fixed that was trained in the file, or the reverse."""
+    layer, _, last = name.rpartition(".")
+    other = f"{layer}.{'sigma' if last == FIXED else FIXED if last == 'sigma' else last}"
+    return other if name not in expected and other in expected else name
 
 
 @torch.no_grad()

@@ -113,6 +113,7 @@ def train(
         _start(processes, max_restarts, read(), run, resume)
         return
     with joined(timeout, _how_to_resume(resume or run, network)):
+        from .. import runs
         from ..building import load_images
         from ..distributed import from_first, is_first
         from ..files import check_parent
@@ -126,11 +127,14 @@ def train(
         with _folder(resume or run, settings) as folder, _resumable(folder, settings.network):
             show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
             progress = False if quiet or as_json else None
+            finished = runs.read_result(folder) if resume else None
             result = _trained(settings, images, source, folder, resume is not None, tensorboard, progress)
         if as_json and is_first():
             accuracy = None if result.head is None else result.head.accuracy
             print_json({"run": str(folder), "validation_accuracy": accuracy, **result.to_json()})
         elif not as_json:
+            if finished and finished.get("seconds") == result.seconds:
+                show(quiet, "This run was finished before; give more --steps to train it further.")
             _show_result(result, folder, quiet, images)
 
 
