@@ -50,12 +50,12 @@ QUOTED: dict[str, list[tuple[str, str]]] = {
             "results.md: | All-CNN-C in equal total time: the CKN with trained bandwidths is more accurate than its ConvN",
         ),
         (
-            "2.2",
+            "2.3",
             "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD with",
         ),
         (
-            "2.9",
-            "results.md: | All-CNN-C in equal total time: the CKN is more accurate than its ConvNet trained by SGD with",
+            "2.0",
+            "results.md: | All-CNN-C in equal total time: the CKN with trained bandwidths is more accurate than its ConvN",
         ),
     ],
     "questions.md": [
