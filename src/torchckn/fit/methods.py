@@ -188,9 +188,14 @@ class Method:
         self.net.load_state_dict({name[4:]: value for name, value in tensors.items() if name.startswith("net.")})
         for i, optimizer in enumerate(self.optimizers):
             entries: dict[int, dict[str, Any]] = {}
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for name, value in tensors.items():
                 if name.startswith(f"optimizer.{i}."):
                     _, _, j, key = name.split(".", 3)
+                    if value.ndim and value.shape != parameters[int(j)].shape:
+                        raise ValueError(
+                            f"{name} has shape {tuple(value.shape)}, its parameter {tuple(parameters[int(j)].shape)}"
+                        )
                     entries.setdefault(int(j), {})[key] = value.clone()
             optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
 
