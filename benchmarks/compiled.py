@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from torchckn.nn import KernelConv2d, native
+from torchckn.nn.shared_roots import sharing
 
 from .measure import median_times
 
@@ -37,7 +38,7 @@ def table(widths: Sequence[int] = FILTERS) -> Table:
     for filters in widths:
         images = torch.randn(128, filters, 14, 14).to(memory_format=torch.channels_last).requires_grad_()
         plain = layer(filters)
-        with plain.shared_projection():
+        with sharing({plain: plain.projection()}):
             calls = {
                 "plain torch": partial(run, plain, images, "off"),
                 "torch.compile": partial(run, torch.compile(plain, fullgraph=True), images, "off"),

@@ -15,6 +15,7 @@ import torchckn
 from torchckn.fit.methods import ULR, MethodOptions
 from torchckn.kernels import ArcCosine
 from torchckn.nn import KernelConv2d
+from torchckn.nn.shared_roots import sharing
 from torchckn.translation import ROOT_BLOCK
 
 from .measure import median_times
@@ -55,7 +56,7 @@ def roots_table() -> Table:
         root = whole.projection().detach().requires_grad_()
 
         def layer(whole: KernelConv2d = whole, images: torch.Tensor = images, root: torch.Tensor = root) -> None:
-            with whole.shared_projection(root):
+            with sharing({whole: root}):
                 forward_and_backward(whole, images)
 
         candidates: dict[str, Callable[[], object]] = {"layer": layer}

@@ -164,7 +164,7 @@ def test_a_layer_whose_output_is_not_finite_is_named_on_request(
 ) -> None:
     ckn = torchckn.CKN(small_graph, generator=generator).eval()
     x = torch.rand(images, *small_graph.input_shape, generator=generator)
-    ckn.kernel_layers()[name]._cached_root().root[0, 0] = torch.nan
+    ckn.kernel_layers()[name].cached_root().root[0, 0] = torch.nan
     with torch.no_grad():
         assert not torch.isfinite(ckn.features(x)).all()
         with check_layers(), pytest.raises(DataError, match=f"what follows layer '{name}' expected finite input, got NaN"):

@@ -24,7 +24,7 @@ from torchckn.fit import loop, methods
 from torchckn.fit.callbacks import Callback, Record, Training
 from torchckn.fit.schedules import Search, Search2019
 from torchckn.graph import Dense, Graph
-from torchckn.runs.trainer import data_digest
+from torchckn.runs import data_digest
 from torchckn.trained import load_trained
 
 from . import forks

@@ -22,7 +22,7 @@ import torchckn
 from torchckn import ConfigError, DataError, data
 from torchckn.data import LazyPart
 from torchckn.data.batches import read_items
-from torchckn.runs.trainer import data_digest
+from torchckn.runs import data_digest
 
 from .faults.harness import HANGING, environment
 from .training import network

@@ -21,7 +21,7 @@ from torchckn.fit.methods import METHODS, MethodOptions
 from torchckn.graph import AveragePool, Conv, Dense, Graph, Local
 from torchckn.kernels import ArcCosine, Kernel, Linear, Matern, RBFSphere
 from torchckn.nn import native
-from torchckn.nn.base import shared_projections
+from torchckn.nn.shared_roots import shared_projections
 from torchckn.nn.sums import GradientSums
 
 from .processes import Processes

@@ -13,7 +13,7 @@ from torchckn.fit.methods import ULR, MethodOptions
 from torchckn.fit.ulr import reduced_objective
 from torchckn.graph import Conv, Graph, Local, Node
 from torchckn.kernels import ArcCosine, RBFSphere
-from torchckn.nn.base import _Cosines, shared_projections
+from torchckn.nn.shared_roots import _Cosines, shared_projections
 
 
 def network(dtype: torch.dtype = torch.float64) -> torchckn.CKN:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from torchckn import ConfigError, DataError, TrainConfig, kernels, nn, runs, settings
-from torchckn.cli.training import _resolved
+from torchckn.cli.run_settings import resolved
 from torchckn.errors import is_out_of_memory
 from torchckn.graph import Conv, DirectSum, Flatten, GaussianPool, Graph, Pad, Standardize
 
@@ -43,7 +43,7 @@ from ..training import StopAfter, StopHereError, trained
         (lambda: Graph((1, 8, 8), [Standardize("s", mean=("a",), std=(1,))]), "node 's' expected a mean and a positive std"),
         (lambda: TrainConfig(steps=2**64), "steps: expected a number less than or equal to 1000000000"),
         (lambda: TrainConfig(chunk=2**64), "chunk: expected at least one image and at most 1000000000, 'auto' or 'all'"),
-        (lambda: _resolved("\x00.py:Net"), "cannot be the path of a file: .*; expected file.py:ClassName"),
+        (lambda: resolved("\x00.py:Net"), "cannot be the path of a file: .*; expected file.py:ClassName"),
     ],
 )
 def test_what_would_overflow_or_fill_the_memory_is_refused_by_name(build: Callable[[], object], message: str) -> None:

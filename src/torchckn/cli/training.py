@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..choices import PLACES, DataSetName, KernelNetworkName, PresetName, check_choice
-from ..config import metadata_of
 from ..errors import ConfigError, Interrupted
-from ..fit.config import TrainConfig
-from ..fit.defaults import PRESET_FILTERS, PRESETS
+from ..fit.defaults import PRESETS
 from ..formats import percent
-from ..settings import Settings, read_settings, settings_from
+from ..settings import Settings
 from .options import COMPLETE_TRAINABLE, AsJSON, DataDir, Quiet, Trust, completion, print_json, settings_options, show
+from .run_settings import new_settings, resumed_settings
 
 if TYPE_CHECKING:
     from ..building import Images
@@ -107,7 +105,7 @@ def train(
     from ..launch import is_one_of_several, joined
 
     def read() -> Settings:
-        return _resumed(resume, network, given) if resume else _new(network, preset, config, given)
+        return resumed_settings(resume, network, given) if resume else new_settings(network, preset, config, given)
 
     if processes > 1 and not is_one_of_several():
         _start(processes, max_restarts, read(), run, resume)
@@ -217,86 +215,6 @@ def _how_to_resume(folder: Path | None, network: str | None) -> str:
     from ..trained import resume_command
 
     return f"Resume it with: {resume_command(folder or 'RUN', network or 'lenet5')} (and --processes as you like)"
-
-
-def _new(network: str | None, preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
-    """Settings from a preset, a file and the command line; later ones take precedence."""
-    values = read_settings(config) if config else {}
-    values |= given | ({"network": network} if network else {})
-    settings = settings_from(_preset(preset, values) | values, str(config) if config and not given else "train")
-    if preset is not None and settings.method != "ulr":
-        raise ConfigError(
-            f"--preset is for kernel networks trained by ulr, got {settings.kind} trained by {settings.method}; remove --preset"
-        )
-    _check_owners(values, settings)
-    return _with_whole_paths(settings.replace(network=_resolved(settings.network)))
-
-
-def _check_owners(values: Iterable[str], settings: Settings) -> None:
-    """An error for an option of another kind of network or another method."""
-    for name in values:
-        owner = metadata_of(Settings.all_options()[name]).get("only_for")
-        if owner is not None and owner not in (settings.kind, settings.method):
-            raise ConfigError(f"{name} is for {owner} only, got {settings.kind} trained by {settings.method}; remove it")
-
-
-def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
-    """The options of a preset; without its steps if epochs are asked for. Networks of the zoo get its filters per layer."""
-    if name is None:
-        return {}
-    check_choice("preset", name, PresetName)
-    options = {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
-    has_own = ":" in str(values.get("network", "")) or values.get("network") in get_args(KernelNetworkName)
-    return options if has_own else options | {"filters": PRESET_FILTERS}
-
-
-def _with_whole_paths(settings: Settings) -> Settings:
-    """With whole paths of images, where there are any: a run can be resumed from any folder."""
-    places = {name: value for name in PLACES if (value := getattr(settings, name)) is not None}
-    return settings.replace(**{name: os.path.abspath(value) for name, value in places.items() if _is_path(value)})
-
-
-def _is_path(data: str) -> bool:
-    return data not in get_args(DataSetName) and os.path.exists(data)
-
-
-def _resolved(network: str) -> str:
-    """A network with the whole path of its file, if it has one: a run can be resumed from any folder."""
-    file, colon, name = network.rpartition(":")
-    try:
-        return f"{Path(file).resolve()}:{name}" if colon else network
-    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a character that no path has
-        raise ConfigError(f"{network!r} cannot be the path of a file: {error}; expected file.py:ClassName") from None
-
-
-def _resumed(folder: Path, network: str | None, given: dict[str, Any]) -> Settings:
-    """The settings of a run, with those that may differ when it is resumed. Naming its network again is trusting its code."""
-    from .. import runs
-    from ..trained import run_settings
-
-    content = runs.read_config(folder)
-    if "settings" not in content:
-        raise ConfigError(f"{folder} was not made by torchckn train; resume it from Python, with the same arguments")
-    free = {*runs.MAY_DIFFER, *PLACES} | TrainConfig.option_names(bookkeeping=True)
-    fixed = sorted(given.keys() - free)
-    if fixed:
-        raise ConfigError(
-            f"--resume uses the options of the run: expected no other options than {', '.join(sorted(free))}, got {fixed[0]}"
-        )
-    settings = run_settings(folder, content)
-    if network is not None and _resolved(network) != settings.network:
-        raise ConfigError(f"the run in {folder} is of {settings.network}, got {network}; name the same network, or none")
-    _check_owners(given, settings)
-    places = {name: value for name, value in given.items() if name in PLACES}
-    changes = {name: value for name, value in given.items() if name not in places}
-    settings = _with_whole_paths(settings.replace(**places, training=settings.training.replace(**changes)))
-    for name in PLACES:
-        place = getattr(settings, name)
-        if name not in places and place is not None and os.path.isabs(place) and not os.path.exists(place):
-            raise ConfigError(
-                f"the run in {folder} was trained on {place}, which is not there; pass its new path with --{name}"
-            )
-    return settings
 
 
 @contextmanager

@@ -7,7 +7,6 @@ that of the closed form in float64, which is checked against finite differences 
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from ..data import Part
 from ..network import CKN
 from ..nn.functional import filter_gram
 from ..nn.invsqrt import inverse_sqrt
+from ..nn.shared_roots import sharing
 
 
 def gradient_errors(
@@ -61,13 +61,14 @@ def _gradient(net: CKN, pixels: Tensor, labels: Tensor, method: str | None = Non
     """
     name, _, iterations = (method or "eigh").partition("-")
     net.zero_grad()
-    with ExitStack() as stack:
-        for layer in net.kernel_layers().values():
-            weight = layer.filter_matrix()
-            rows = weight if method is None else weight.float()
-            gram = filter_gram(rows.double() if name == "eigh" else rows, layer.kernel, layer.eps)
-            root = inverse_sqrt(gram, name, iters=int(iterations or 20)).to(rows.dtype)
-            stack.enter_context(layer.shared_projection(root.to(weight.dtype)))
+    roots = {}
+    for layer in net.kernel_layers().values():
+        weight = layer.filter_matrix()
+        rows = weight if method is None else weight.float()
+        gram = filter_gram(rows.double() if name == "eigh" else rows, layer.kernel, layer.eps)
+        root = inverse_sqrt(gram, name, iters=int(iterations or 20)).to(rows.dtype)
+        roots[layer] = root.to(weight.dtype)
+    with sharing(roots):
         _loss(net, pixels, labels).backward()
     return [_project_to_tangent(weight, weight.grad.double()) for weight in _weights(net) if weight.grad is not None]
 

@@ -20,9 +20,10 @@ from ..choices import Chunk, Precision
 from ..distributed import share, totals
 from ..errors import ConfigError, NumericalError
 from ..network import Classifier
-from ..nn.base import KernelLayer, shared_projections
+from ..nn.base import KernelLayer
 from ..nn.checks import require
 from ..nn.devices import autocast, sums_in_units, wide_dtype
+from ..nn.shared_roots import shared_projections
 from ..nn.sums import GradientSums, in_units
 from ..nn.walk import modules_of, parameters_of
 from .defaults import GRAPH_MEMORY

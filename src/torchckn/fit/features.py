@@ -15,8 +15,8 @@ from ..data.batches import placed_batches
 from ..distributed import gathered, rank, total_of_numbers, world
 from ..errors import DataError
 from ..network import Classifier, modes_kept
-from ..nn.base import shared_projections
 from ..nn.checks import require
+from ..nn.shared_roots import shared_projections
 from ..progress import progress as show_progress
 
 #: images that go through a network at a time: few enough that what they leave behind stays in the cache

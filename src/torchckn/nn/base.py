@@ -2,13 +2,13 @@ r"""What the kernel layers share: filters on the sphere, the kernel, and the pro
 
 .. math:: A(W) = (\kappa(W W^T) + \epsilon I)^{-1/2}
 
-Read first: :mod:`torchckn.nn.functional`. Read next: :mod:`torchckn.nn.layers`.
+Read first: :mod:`torchckn.nn.functional`. Read next: :mod:`torchckn.nn.layers`; for roots that many passes share,
+:mod:`torchckn.nn.shared_roots`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +20,11 @@ from ..kernels import Kernel, RBFSphere
 from ..tracing import untraced
 from .checks import require
 from .devices import reads_are_free, wide_dtype
-from .functional import block_count, gram_of_cosines, precomputed_projection, projection
+from .functional import block_count, precomputed_projection, projection
 from .geometry import draw_normal
-from .invsqrt import Spectrum, check_method, closed_form, resolve_method
+from .invsqrt import Spectrum, check_method, resolve_method
 from .native import equal
-from .walk import is_trained, modules_of, parameters_of
+from .walk import modules_of, parameters_of
 
 #: attributes that every module has
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -78,7 +78,7 @@ class KernelLayer(nn.Module):
         self.root_block = root_block
         self.filter_dims = filter_dims  # number of trailing dimensions of one filter
         self._cache: CachedRoot | None = None
-        self._shared: Tensor | None = None  # the root for all passes within shared_projection
+        self._shared: Tensor | None = None  # the root for all passes within shared_roots.sharing
         self._spectrum = Spectrum()  # of this layer, or of those whose roots are computed together with this one's
         # Drawn on the CPU in float64, so that a seed gives the same filters on every device and in every dtype.
         weight = draw_normal(shape, generator, device)
@@ -148,7 +148,7 @@ class KernelLayer(nn.Module):
             self._check_filters(weight)
             spectrum = None if torch.compiler.is_compiling() else self._spectrum
             return projection(weight, self.kernel, self.eps, self.inverse_sqrt, self.root_block, spectrum)
-        cached = self._cached_root()
+        cached = self.cached_root()
         if torch.is_grad_enabled() and any(p.requires_grad for p in (self.weight, *self.kernel.parameters())):
             rows = self.filter_matrix().to(cached.wide.dtype)
             root = precomputed_projection(rows, self.kernel, self.eps, cached.wide, self.root_block)
@@ -167,14 +167,8 @@ class KernelLayer(nn.Module):
             return None
         return self.filters, kernel.spec(), self.eps, device, self.weight.dtype
 
-    def shared_projection(self, root: Tensor | None = None) -> AbstractContextManager[list[Tensor]]:
-        """Compute A(W) once for all passes within this context, and backpropagate through it once, at the end.
-
-        ``root``: A(W) computed elsewhere, with its graph.
-        """
-        return _sharing({self: self.projection() if root is None else root})
-
-    def _cached_root(self) -> CachedRoot:
+    def cached_root(self) -> CachedRoot:
+        """A(W), computed again only after the filters, the kernel or the settings have changed."""
         kernel = self.kernel
         own = vars(kernel)
         attributes = {name: own[name] for name in own.keys() - _OF_MODULES if isinstance(own[name], (int, float, str))}
@@ -218,72 +212,6 @@ class KernelLayer(nn.Module):
     def extra_repr(self) -> str:
         blocks = "" if self.root_block is None else f", root_block={self.root_block}"
         return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}{blocks}"
-
-
-def shared_projections(net: nn.Module) -> AbstractContextManager[list[Tensor]]:
-    """Within this context every layer's root is computed once, whatever the number of forward and backward passes.
-
-    Layers that differ in their filters only have their roots computed together: most operations on small matrices take as long
-    for all of them as for one. Roots of layers that are not trained are kept from step to step. The context gives the roots that
-    have gradients, as leaves of the passes' graphs.
-    """
-    groups: dict[object, list[KernelLayer]] = {}
-    roots: dict[KernelLayer, Tensor] = {}
-    for module in modules_of(net):
-        if isinstance(module, KernelLayer):
-            batch = module.batching_key()
-            if batch is not None and not is_trained(module):
-                roots[module] = module._cached_root().root  # of an identity layer, say: it is the same in every step
-            else:
-                groups.setdefault(batch or module, []).append(module)
-    for key, layers in groups.items():
-        together = [key.projection()] if isinstance(key, KernelLayer) else _roots_together(layers)
-        roots.update(zip(layers, together, strict=True))
-    return _sharing(roots)
-
-
-@contextmanager
-def _sharing(roots: dict[KernelLayer, Tensor]) -> Iterator[list[Tensor]]:
-    """Within this context the layers have these roots; their gradients go back through the roots at the end."""
-    try:
-        for layer, root in roots.items():
-            has_gradient = root.requires_grad and is_trained(layer)  # a root may be one of several together
-            layer._shared = root.detach().requires_grad_(has_gradient)
-        yield [layer._shared for layer in roots if layer._shared is not None and layer._shared.requires_grad]
-        used = [(root, layer._shared.grad) for layer, root in roots.items() if layer._shared is not None]
-        pairs = [(root, grad) for root, grad in used if grad is not None]
-        if pairs:
-            torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
-    finally:
-        for layer in roots:
-            layer._shared = None
-
-
-def _roots_together(layers: list[KernelLayer]) -> list[Tensor]:
-    first = layers[0]
-    wide = wide_dtype(first.weight.device)
-    rows = [layer.filter_matrix().to(wide) for layer in layers]
-    cosines = torch.stack([_Cosines.apply(row) for row in rows])  # (layers, f, f)
-    norms = cosines.detach().diagonal(dim1=1, dim2=2)
-    if not bool(((norms > 0.81) & (norms < 1.21)).all()):
-        for layer in layers:
-            layer.projection()  # which says whose filters are not of norm 1
-    roots = closed_form(gram_of_cosines(cosines, first.kernel, first.eps), first._spectrum)
-    return list(roots.to(first.weight.dtype).unbind())
-
-
-class _Cosines(torch.autograd.Function):
-    """W W^T of filters (f, s), whose gradient (G + G^T) W is one product, where automatic differentiation makes two."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        return rows @ rows.mT
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (rows,) = ctx.saved_tensors
-        return (grad + grad.mT) @ rows
 
 
 def check_root_block(what: str, block: object) -> None:

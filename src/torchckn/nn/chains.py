@@ -93,7 +93,7 @@ class Chain:
         """The output of the last layer: (N, C, H, W) -> (N, f, H', W'), channels last."""
         x = x.permute(0, 2, 3, 1).contiguous()
         found: list[KernelConv2d] = [layers[name] for name in self.names]  # type: ignore[misc]
-        roots = [layer._cached_root() for layer in found]
+        roots = [layer.cached_root() for layer in found]
         settings = [_settings(layer) for layer in found]
         # Another thread may prepare for other images meanwhile: this call has its own, which it keeps alive.
         prepared = self._prepared

@@ -11,7 +11,7 @@
 =====================  ======================================================================
 
 Files are written so that nothing is ever half there. The reading order: ``reading``, ``checkpoints``, ``folder``, ``callbacks``,
-``trainer``. The public names are in ``__init__.pyi``, imported when they are first used.
+``digests``, ``trainer``. The public names are in ``__init__.pyi``, imported when they are first used.
 """
 
 import lazy_loader

@@ -2,6 +2,7 @@ from .checkpoints import CHECKPOINTS as CHECKPOINTS
 from .checkpoints import read_checkpoint as read_checkpoint
 from .checkpoints import read_filters as read_filters
 from .checkpoints import write_checkpoint as write_checkpoint
+from .digests import data_digest as data_digest
 from .environment import environment as environment
 from .folder import MAY_DIFFER as MAY_DIFFER
 from .folder import Run as Run
@@ -12,5 +13,4 @@ from .reading import read_config as read_config
 from .reading import read_metrics as read_metrics
 from .reading import read_result as read_result
 from .reading import summary as summary
-from .trainer import data_digest as data_digest
 from .trainer import train as train
