@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchckn import ConfigError, DataError
-from torchckn.experiments import claims, figures, notes, page
+from torchckn.experiments import claims, labels, notes, page
 from torchckn.experiments.judging import Case, JudgedClaim, estimate, geometric_estimate
 from torchckn.experiments.results import Result, Results, is_finished, read_results
 from torchckn.experiments.spec import experiments
@@ -210,7 +210,9 @@ def test_inverse_roots_are_judged_by_the_networks_trained_with_them() -> None:
         return [(j.verdict, j.measured) for c, j in verdicts(*runs).items() if "Newton" in c and "SVD" in c and j.measured]
 
     assert judged(8, [0.5, 0.501], [0.502, 0.503]) == [("holds", "-0.2 % (-0.2 to -0.2, n = 2)")]
-    assert judged(8, [0.5, 0.5], [0.48, 0.48]) == [("does not hold", "+2.0 % (+2.0 to +2.0, n = 2)")], "equal is not better"
+    assert judged(8, [0.5, 0.5], [0.48, 0.48]) == [
+        ("does not hold", "+2.0 % (+2.0 to +2.0, n = 2), above the claimed range")
+    ], "equal is not better"
     assert judged(128, [0.72, 0.72], [0.70, 0.70]) == [("holds", "+2.0 % (+2.0 to +2.0, n = 2)")]
     assert judged(128, [0.71], [0.70]) == [("undecided", "+1.0 % (n = 1)")]
     assert judged(32, [0.72], [0.70]) == [("not run at this scale", "with 32 filters instead +2.0 % (n = 1)")]
@@ -309,13 +311,13 @@ def test_the_whole_small_scale_is_in_the_repository_as_its_experiments_are_now()
 
 
 def test_values_have_labels_for_figures_and_tables() -> None:
-    assert figures.value_label("filters", 8) == "8 filters"
-    assert figures.value_label("steps", 1000) == "1,000 steps"
-    assert figures.value_label("total_seconds", 240) == "4 minutes"
-    assert figures.value_label("options.bias", True) == "with biases"
-    assert figures.value_label("bandwidths", False) == "without trained bandwidths"
-    assert figures.value_label("loss", "square") == "square loss"
-    assert figures.value_label("inverse_sqrt", "newton:50") == "Newton"
+    assert labels.value_label("filters", 8) == "8 filters"
+    assert labels.value_label("steps", 1000) == "1,000 steps"
+    assert labels.value_label("total_seconds", 240) == "4 minutes"
+    assert labels.value_label("options.bias", True) == "with biases"
+    assert labels.value_label("bandwidths", False) == "without trained bandwidths"
+    assert labels.value_label("loss", "square") == "square loss"
+    assert labels.value_label("inverse_sqrt", "newton:50") == "Newton"
 
 
 def test_without_matplotlib_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

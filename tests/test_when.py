@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from torchckn.experiments.results import Result, read_results
+from torchckn.experiments.figures import _curves_over
+from torchckn.experiments.labels import distinguishing_labels
+from torchckn.experiments.results import Result, Results, read_results
+from torchckn.experiments.spec import experiments
+from torchckn.experiments.summary import summary_table
 from torchckn.experiments.when import equal_time_table, few_labels_tables, when_text
 
 from .test_readme import ROOT
@@ -66,7 +71,9 @@ def test_of_two_regularizations_the_better_one_in_cross_validation_is_taken() ->
         )
     ]
     found = next(
-        j for c, j in verdicts(*runs).items() if "regularization chosen on the same labels" in c and "augmented" in c
+        j
+        for c, j in verdicts(*runs).items()
+        if "regularization chosen between the two on the same labels" in c and "augmented" in c
     )
     assert [case.text.partition(" % ")[0] for case in found.cases] == ["100 labels: +15.0", "300 labels: +10.0"]
 
@@ -90,10 +97,10 @@ EQUAL_TIME = [
 
 def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_took() -> None:
     assert equal_time_table([equal_time_run(*run) for run in EQUAL_TIME]).splitlines() == [
-        "| filters | augmentation | CKN, ULR | ConvNet, SGD | ConvNet, Adam | total times (minutes) | seeds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        "| 8 | none | **60.0** | 50.0 | 55.0 | 4.0, 4.0, 4.0 | 1, 1, 1 |",
-        "| 8 | none | 60.0 | **65.0** | - | 31.0, 30.5, - | 1, 1, - |",
+        "| filters | given minutes | augmentation | CKN, ULR | ConvNet, SGD | ConvNet, Adam |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 8 | 4 | none | **60.0**<br>4.0 min, n = 1 | 50.0<br>4.0 min, n = 1 | 55.0<br>4.0 min, n = 1 |",
+        "| 8 | 30 | none | 60.0<br>31.0 min, n = 1 | **65.0**<br>30.5 min, n = 1 | - |",
     ]
 
 
@@ -103,7 +110,7 @@ def test_augmentation_has_rows_of_its_own_and_other_centerings_are_not_mixed_int
     augmented = replace(runs[0], variables=runs[0].variables | {"augment": "flip,crop"})
     assert equal_time_table([*runs, other]) == equal_time_table(runs)
     assert equal_time_table([other]) == "Not run yet."
-    last = "| 8 | flips and crops | **60.0** | - | - | 4.0, -, - | 1, -, - |"
+    last = "| 8 | 4 | flips and crops | **60.0**<br>4.0 min, n = 1 | - | - |"
     assert equal_time_table([augmented, *runs]) == f"{equal_time_table(runs)}\n{last}"
 
 
@@ -119,7 +126,7 @@ def test_another_way_to_train_has_a_column_of_its_own(run: int, changed: dict[st
     other = replace(plain, variables=plain.variables | changed, measured={"test_accuracy": 0.7})
     head, _, row = equal_time_table([plain, other]).splitlines()
     assert f"| {columns} |" in head
-    assert f"| {100 * EQUAL_TIME[run][3]:.1f} | **70.0** |" in row
+    assert re.search(rf"\| {100 * EQUAL_TIME[run][3]:.1f}<br>[^|]* \| \*\*70.0\*\*<br>", row)
 
 
 def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
@@ -134,5 +141,56 @@ def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
         "8 filters, 4 minutes: +30.0 % (n = 1)",
         "8 filters, 4 minutes: +10.0 % (n = 1)",
         "",
+        "",
         "8 filters, 4 minutes: +5.0 % (n = 1)",
     ]
+
+
+def test_the_summary_compares_seed_by_seed_and_names_who_is_more_accurate() -> None:
+    def few(experiment: str, learner: str, accuracies: Sequence[float]) -> list[Result]:
+        records = [[{"labels": 300, "test_accuracy": accuracy}] for accuracy in accuracies]
+        return [result(experiment, seed, record, data="cifar10", learner=learner) for seed, record in enumerate(records)]
+
+    def half_hour(experiment: str, kind: str, accuracies: Sequence[float], **how: Any) -> list[Result]:
+        common = {"kind": kind, "filters": 16, "total_seconds": 1800, **how}
+        return [result(experiment, seed, test_accuracy=accuracy, **common) for seed, accuracy in enumerate(accuracies)]
+
+    runs = [
+        *few("few-labels", "convnet-augmented", (0.5, 0.6)),
+        *few("few-labels", "ckn-augmented", (0.55, 0.65)),
+        *few("untuned", "ckn-augmented", (0.45, 0.55)),
+        *half_hour("equal-time", "ckn", (0.7, 0.8), bandwidths=True, augment="none"),
+        *half_hour("equal-time", "convnet", (0.8, 0.7), weight_decay=0.0005, augment="none"),
+        *half_hour("tuning", "convnet", (0.69,), weight_decay=0.0005, lr="cosine:0.3"),
+    ]
+    rows = [line.strip("| ").split(" | ") for line in summary_table(Results(runs)).splitlines()[2:]]
+    assert [(row[2].partition(" ")[0], row[3]) for row in rows] == [
+        ("-5.0", "ConvNet"),
+        ("+5.0", "CKN"),
+        ("+0.0", "undecided"),
+        ("+1.0", "undecided"),
+    ]
+    assert summary_table(Results([])) == "Not run yet."
+
+
+def test_labels_of_lines_leave_out_what_does_not_distinguish_them() -> None:
+    names = ("kind", "weight_decay", "centering")
+    lines = [("ckn", 0.0, "feature"), ("convnet", 0.0, "feature"), ("convnet", 0.1, "feature"), ("convnet", 0.2, "raw")]
+    assert list(distinguishing_labels(names, lines).values()) == [
+        "CKN",
+        "ConvNet",
+        "ConvNet, weight decay 0.1",
+        "ConvNet, weight decay 0.2",
+    ]
+    assert distinguishing_labels(names, [*lines, ("ckn", 0.0, "image")])[lines[0]] == "CKN, centering per feature"
+
+
+def test_published_accuracies_are_marked_up_to_the_end_of_the_curves() -> None:
+    released = experiments()["released"]
+    history = [{"step": step, "seconds": float(step), "valid_accuracy": 0.5} for step in (0, 1000)]
+    run = result("released", 0, history, network="allcnn", kind="convnet", steps=1000)
+    figure = _curves_over("steps", released.figure, [replace(run, settings={"data": "cifar10"})])
+    (axes,) = figure.axes
+    marks = next(line for line in axes.get_lines() if line.get_label().startswith("released"))
+    assert list(zip(*marks.get_data(), strict=True)) == [(0, 26.9), (100, 16.4), (1000, 29.1), (1000, 40.7)]
+    assert axes.get_ylim()[0] < 16.4

@@ -58,6 +58,13 @@ def crop_out_start(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
         axes.set_ylim(min(later) - span / 4, max(later) + span / 4)
 
 
+def zoom_to_ends(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
+    """Begin the axis of accuracies (%) below the ends of the curves, but not at their start: differences can be seen then."""
+    ends = [curve[-1] for curve in curves]
+    span = max(max(ends) - min(ends), 15)
+    axes.set_ylim(max(0, min(ends) - span), max(value for curve in curves for value in curve) + 1)
+
+
 def accuracy_curves(histories: Mapping[str, History], path: str | os.PathLike[str]) -> Path:
     """Validation accuracy over steps and over seconds, one line per history."""
     figure = new_figure(8, 3.4)

@@ -5,12 +5,13 @@ Read first: :mod:`torchckn.experiments.judging`. Read next: :mod:`torchckn.exper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from .judging import Case, estimate
-from .results import Result, Results, paired
+from .judging import Case, Estimate, estimate
+from .results import Result, Results, accuracies_by_labels, paired
 
 
 def difference_case(
@@ -20,8 +21,16 @@ def difference_case(
     if not differences:
         return []
     interval = estimate(differences)
-    text = f"{label}: {interval.text(digits)}" if label else interval.text(digits)
-    return [Case(text, interval.is_within(*span), 2 * len(differences) if runs is None else runs)]
+    return [_case(label, interval, interval.text(digits), span, 2 * len(differences) if runs is None else runs)]
+
+
+def _case(label: str, interval: Estimate, text: str, span: tuple[float, float], runs: int) -> Case:
+    """A case that says on which side of a claimed range it is, if it is outside."""
+    low, high = span
+    holds = interval.is_within(low, high)
+    if holds is False and math.isfinite(low) and math.isfinite(high):
+        text += ", above the claimed range" if interval.low > high else ", below the claimed range"
+    return Case(f"{label}: {text}" if label else text, holds, runs)
 
 
 def against_convnet(
@@ -51,8 +60,7 @@ def accuracy_case(label: str, runs: Sequence[Result], span: tuple[float, float])
     if not runs:
         return []
     interval = estimate([100 * run["test_accuracy"] for run in runs])
-    text = interval.text(2, signed=False)
-    return [Case(f"{label}: {text}" if label else text, interval.is_within(*span), len(runs))]
+    return [_case(label, interval, interval.text(2, signed=False), span, len(runs))]
 
 
 def at_equal_time(a: Result, b: Result, key: str) -> float:
@@ -73,6 +81,16 @@ def _accuracy_at(result: Result, seconds: float, key: str) -> float:
 def differences(first: list[Result], second: list[Result], key: str) -> list[float]:
     """In percentage points, seed by seed."""
     return [100 * (a[key] - b[key]) for a, b in paired(first, second)]
+
+
+def differences_by_labels(first: list[Result], second: list[Result]) -> dict[int, list[float]]:
+    """By the number of labels, in percentage points, draw by draw: both learners have the same labels in a draw."""
+    pairs = paired(first, second)
+    ours, others = (accuracies_by_labels([pair[i] for pair in pairs]) for i in (0, 1))
+    return {
+        count: [a - b for a, b in zip(ours[count], others[count], strict=True)]
+        for count in sorted(ours.keys() & others.keys())
+    }
 
 
 def filters_of(results: Sequence[Result]) -> list[int]:

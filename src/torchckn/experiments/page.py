@@ -9,13 +9,16 @@ from pathlib import Path
 
 from ..choices import ScaleName
 from ..files import write_atomically
+from ..plots import save_figure
 from .claims import judge_claims
-from .figures import draw, figure_names, grouped, in_grid_order, method_label, value_label
+from .figures import draw, figure_names
 from .judging import VERDICT_RULES, estimate
+from .labels import grouped, in_grid_order, method_label, value_label
 from .notes import filled
 from .results import Result, Results, read_results
 from .spec import Experiment, preset
 from .spec import experiments as packaged
+from .summary import summary_figure
 from .tables import markdown_table
 from .when import few_labels_tables, when_text
 
@@ -29,6 +32,7 @@ def write_page(
     for experiment in experiments:
         draw(experiment, results, page.parent / _images(page))
     if when is not None:
+        save_figure(summary_figure(results), page.parent / _images(page) / "summary.png")
         write_atomically(when, when_text(results, page.name, _images(page)).encode())
     write_atomically(page, page_text(folder, scale, page, experiments, results).encode())
     return page
@@ -76,6 +80,8 @@ def _introduction(results: Results, scale: str) -> str:
         f"{len(own)} runs, {hours:.1f} hours or more in total, on {', '.join(machines)} (threads per run: {', '.join(threads)}; "
         f"{', '.join(versions)}).",
         "No hyperparameter was chosen on test images, which were used once per run, at its end.",
+        "Curves show validation accuracies with the classifier of each step, or a refitted one where an experiment says so; "
+        "tables have the accuracies at the end of a run, where the classifier is refitted as a rule.",
         _clocks(own),
         f"Each run is a file in `results/{scale}` with its settings, history, machine and commit{uncommitted}.",
         f"`torchckn reproduce --all --scale {scale}` runs what is missing and writes this page; with `--draw` it writes the page "
@@ -104,7 +110,8 @@ def _presets(scale: ScaleName, experiments: Sequence[Experiment]) -> list[str]:
 
 def claims_table(results: Results) -> str:
     """The claims, measurements and verdicts as a Markdown table."""
-    rows = [(j.claim, j.source, j.measured or "-", str(j.runs), f"**{j.verdict}**") for j in judge_claims(results)]
+    judged = sorted(judge_claims(results), key=lambda claim: not claim.cases)  # what was not run comes last
+    rows = [(j.claim, j.source, j.measured or "-", str(j.runs), f"**{j.verdict}**") for j in judged]
     return markdown_table(("claim", "source", "measured", "runs", "verdict"), rows)
 
 

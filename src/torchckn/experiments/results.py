@@ -1,6 +1,6 @@
 """The JSON files that cells wrote, read again: all that figures, tables and claims are made from.
 
-Read next: :mod:`torchckn.experiments.figures`, :mod:`torchckn.experiments.claims`.
+Read next: :mod:`torchckn.experiments.labels`, :mod:`torchckn.experiments.claims`.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class _Running:
     def stop(self) -> None:
         """End all of them; each saves what it has."""
         for process in self.processes:
-            process.popen.send_signal(signal.SIGINT)
+            process.popen.terminate()  # not as by Ctrl-C, which they ignore if the runner was started in the background
         for process in self.processes:
             try:
                 process.popen.wait(timeout=60)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
@@ -52,10 +53,27 @@ class Scale(Config):
     rules: list[Rule] = Field([])
 
 
+class Mark(Config):
+    """Accuracies that others published, drawn beside the curves of the same variables."""
+
+    label: str
+    match: dict[str, Any]
+    points: list[tuple[int, float]]
+    """steps, and the accuracy (%) after them"""
+
+    def is_of(self, names: Sequence[str], values: Sequence[Any]) -> bool:
+        return all(self.match.get(name, value) == value for name, value in zip(names, values, strict=True))
+
+
 class Figure(Config):
     """How an experiment is drawn: see :mod:`torchckn.experiments.figures`."""
 
     kind: FigureKind
+    over: list[Literal["steps", "seconds"]] = Field(["steps", "seconds"], min_length=1)
+    """what curves are drawn over, a figure for each"""
+    zoom: bool = False
+    """whether the axis of accuracies begins just below the ends of the curves"""
+    marks: list[Mark] = Field([])
     beside: dict[str, Any] = Field({})
     """results of another experiment that are drawn as well: its name, and what their variables must be"""
     panels: list[str] = Field([])

@@ -6,12 +6,13 @@ Read first: :mod:`torchckn.experiments.page`, the page of all results.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from string import Template
 
-from .figures import DATA_NAMES, LEARNER_NAMES, grouped, joined_label, value_label
+from .labels import DATA_NAMES, LEARNER_NAMES, grouped, joined_label, value_label
 from .results import Result, Results, accuracies_by_labels
+from .summary import summary_table
 from .tables import markdown_table, mean_and_range
 
 
@@ -20,7 +21,11 @@ def when_text(results: Results, page: str, images: str) -> str:
     tables = "\n\n".join(few_labels_tables(results.of("few-labels"))) or "Not run yet."
     text = resources.files(__package__).joinpath("when.md").read_text(encoding="utf-8")
     return Template(text).substitute(
-        page=page, images=images, few_labels=tables, equal_time=equal_time_table(results.of("equal-time"))
+        page=page,
+        images=images,
+        summary=summary_table(results),
+        few_labels=tables,
+        equal_time=equal_time_table(results.of("equal-time")),
     )
 
 
@@ -45,7 +50,10 @@ _TRAINED_BY = ("kind", "method", "optimizer", "bandwidths", "weight_decay")
 
 
 def equal_time_table(results: Sequence[Result]) -> str:
-    """All-CNN-C and its ConvNets in equal total time, the best of each row in bold; features centered per feature, or not."""
+    """All-CNN-C and its ConvNets in equal total time, the best of each row in bold; features centered per feature, or not.
+
+    Each cell has the test accuracy, the minutes that were needed, and the number of seeds.
+    """
     results = [result for result in results if result["centering"] != "image"]
     if not results:
         return "Not run yet."
@@ -53,18 +61,15 @@ def equal_time_table(results: Sequence[Result]) -> str:
     rows = []
     groups = grouped(results, ["augment", "filters", "total_seconds"])
     for augment, filters, seconds in sorted(groups, key=lambda values: (values[0] != "none", values)):
-        runs = groups[augment, filters, seconds]
-        by_line = grouped(runs, _TRAINED_BY)
-        cells = _bold_best([[100 * run["test_accuracy"] for run in by_line.get(line, [])] for line in columns])
-        times, seeds = (_of_each([by_line.get(line, []) for line in columns], text) for text in (_minutes, _count))
-        rows.append([str(filters), "none" if augment == "none" else value_label("augment", augment), *cells, times, seeds])
-    heads = [
-        "filters",
-        "augmentation",
-        *(joined_label(_TRAINED_BY, line) for line in columns),
-        "total times (minutes)",
-        "seeds",
-    ]
+        by_line = grouped(groups[augment, filters, seconds], _TRAINED_BY)
+        accuracies = _bold_best([[100 * run["test_accuracy"] for run in by_line.get(line, [])] for line in columns])
+        cells = [
+            f"{accuracy}<br>{_minutes(by_line[line])} min, n = {len(by_line[line])}" if line in by_line else accuracy
+            for line, accuracy in zip(columns, accuracies, strict=True)
+        ]
+        augmentation = "none" if augment == "none" else value_label("augment", augment)
+        rows.append([str(filters), f"{seconds / 60:g}", augmentation, *cells])
+    heads = ["filters", "given minutes", "augmentation", *(joined_label(_TRAINED_BY, line) for line in columns)]
     return markdown_table(heads, rows)
 
 
@@ -76,15 +81,6 @@ def _bold_best(groups: Sequence[Sequence[float]]) -> list[str]:
         text = mean_and_range(group, 1) if group else "-"
         texts.append(f"**{text}**" if group and statistics.mean(group) == best else text)
     return texts
-
-
-def _of_each(groups: Sequence[Sequence[Result]], text: Callable[[Sequence[Result]], str]) -> str:
-    """A text of each group of runs, from left to right, a dash for an empty one."""
-    return ", ".join(text(runs) if runs else "-" for runs in groups)
-
-
-def _count(runs: Sequence[Result]) -> str:
-    return str(len(runs))
 
 
 def _minutes(runs: Sequence[Result]) -> str:
