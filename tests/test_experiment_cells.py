@@ -302,3 +302,13 @@ def test_a_result_with_an_option_that_is_no_more_is_outdated(tmp_path: Path) -> 
     content["settings"]["gone"] = 1
     file.write_text(json.dumps(content))
     assert not is_finished(tmp_path, cell(measure="unsupervised"))
+
+
+def test_cells_end_when_the_runner_does_also_if_they_ignore_ctrl_c(tmp_path: Path) -> None:
+    running = _Running(tmp_path, 1, None)
+    with subprocess.Popen(["sh", "-c", "trap '' INT; echo ready; exec sleep 600"], stdout=subprocess.PIPE) as deaf:
+        assert deaf.stdout is not None
+        deaf.stdout.readline()
+        running.processes = [_Process(cell(), deaf, 0.0, tmp_path, 0)]
+        running.stop()
+        assert deaf.returncode == -signal.SIGTERM
