@@ -227,3 +227,16 @@ def test_a_class_with_one_image_is_trained_with(seed: int, digits: tuple[np.ndar
     options = SMALL | {"random_state": seed}
     model = CKNClassifier(method="ulr", steps=2, lam=2**-10, **options).fit(x[rare], y[rare])
     assert 9 in model.classes_
+
+
+def test_bytes_are_refused_where_larger_numbers_were_fitted_to() -> None:
+    images, labels = mnist_mini().train[:60]
+    as_bytes = images.numpy()
+
+    def fitted(to: np.ndarray) -> CKNClassifier:
+        return CKNClassifier(filters=4, patches=100, random_state=0, lam=1e-4).fit(to, labels.numpy())
+
+    with pytest.raises(DataError, match=r"expected images of numbers larger than 1, as in fit, got bytes \(uint8\)"):
+        fitted(as_bytes.astype(np.float32)).predict(as_bytes)
+    of_numbers, of_bytes = fitted(as_bytes / np.float32(255)), fitted(as_bytes)
+    assert (of_numbers.predict(as_bytes) == of_bytes.predict(as_bytes / np.float32(255))).all()

@@ -4,16 +4,20 @@ import math
 import os
 import random
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import torchckn
+from torchckn import CKN
 from torchckn.errors import DataError
 from torchckn.files import read_tensors, write_atomically, write_tensors
-from torchckn.graph import Graph
+from torchckn.graph import Conv, Graph
 from torchckn.storage import KIND
 
 from .test_graph import every_operation
@@ -145,12 +149,12 @@ def test_a_pooling_that_is_not_the_graph_s_is_refused(tmp_path: Path, small_grap
         torchckn.save(ckn, tmp_path / "model")
 
 
-def test_tied_weights_are_saved(tmp_path: Path, small_graph: Graph) -> None:
-    ckn = torchckn.CKN(small_graph, classes=1)
-    ckn.register_parameter("again", ckn.head.weight)
-    torchckn.save(ckn, tmp_path / "model")
-    with pytest.raises(DataError, match="not one that this version can rebuild"):
-        torchckn.load(tmp_path / "model")
+def test_tensors_that_share_memory_are_written(tmp_path: Path) -> None:
+    weight = torch.rand(2, 3)
+    write_tensors(tmp_path / "tied", "pair", {}, {"one": weight, "again": weight})
+    _, tensors = read_tensors(tmp_path / "tied", "pair")
+    assert torch.equal(tensors["one"], weight)
+    assert torch.equal(tensors["again"], weight)
 
 
 def test_saving_twice_gives_the_same_bytes(tmp_path: Path, small_graph: Graph) -> None:
@@ -248,3 +252,31 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
     path.touch(mode=0o600)
     write_atomically(path, b"new")
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+
+
+def _with_head_without_bias(ckn: CKN) -> None:
+    ckn.head = nn.Linear(ckn.graph.features, 3, bias=False)
+
+
+def _with_other_geometry(ckn: CKN) -> None:
+    layer: Any = ckn.layers["a"]
+    layer.dilation = layer.padding = (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_with_head_without_bias, "tensor head.bias is missing; save expected a network as it was built"),
+        (lambda ckn: ckn.register_buffer("mine", torch.zeros(2)), "tensor mine is not part of the network; save expected"),
+        (_with_other_geometry, r"layer 'a' is .*dilation=\(2, 2\) in the network, and .*padding=\(1, 1\) in its graph"),
+    ],
+)
+def test_a_network_that_its_description_does_not_give_back_is_not_saved(
+    change: Callable[[CKN], None], message: str, tmp_path: Path
+) -> None:
+    ckn = CKN(Graph((1, 8, 8), [Conv("a", filters=4, kernel_size=(3, 3), padding=(1, 1))]), 3)
+    torchckn.save(ckn, tmp_path / "before")
+    change(ckn)
+    with pytest.raises(DataError, match=message):
+        torchckn.save(ckn, tmp_path / "after")
+    assert not (tmp_path / "after").exists()

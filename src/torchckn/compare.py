@@ -22,6 +22,7 @@ from .exact import exact_kernel
 from .fit.filters import fit_filters
 from .graph import Graph
 from .network import CKN
+from .nn.normalize import wide_pixels
 from .plots import new_figure, save_figure
 from .tables import render
 
@@ -117,7 +118,7 @@ def compare_kernels(
         )
     if images.ndim != 4 or len(images) <= held_out:
         raise DataError(f"compare_kernels expected more than {held_out} images (n, C, H, W), got {tuple(images.shape)}")
-    images = images.double()
+    images = wide_pixels(images)
     test_images, train_images = images[:held_out], images[held_out:]
     exact = exact_kernel(graph, test_images)
     rows = []

@@ -19,6 +19,7 @@ from .graph import Graph
 from .graph.grams import PairGrams
 from .network import CKN
 from .nn.functional import check_finite
+from .nn.normalize import wide_pixels
 
 #: maximum size of one block of image pairs, in numbers (512 MB of float64)
 _BLOCK = 2**26
@@ -45,8 +46,8 @@ def exact_kernel(network: CKN | Graph, x: Tensor, y: Tensor | None = None) -> Te
             "use smaller images, up to about 32x32"
         )
     with torch.no_grad():
-        left = x.double()
-        right = left if y is None else y.double()
+        left = wide_pixels(x)
+        right = left if y is None else wide_pixels(y)
         rows = [torch.cat([_block(graph, a, b) for b in right.split(side)], 1) for a in left.split(side)]
     result = torch.cat(rows) if rows else left.new_zeros(0, len(right))
     if not torch.isfinite(result).all():

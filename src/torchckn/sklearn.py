@@ -69,9 +69,16 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
     def _images(self, x: Any, *, reset: bool) -> Tensor:
         """Images (N, C, H, W) as float32; bytes as pixels between 0 and 1."""
         x = self._channels_first(x.numpy(force=True) if isinstance(x, Tensor) else x)
-        as_bytes = getattr(x, "dtype", None) == np.uint8
+        as_bytes = bool(getattr(x, "dtype", None) == np.uint8)
         more_than_rows = getattr(x, "ndim", 2) > 2
         rows = validate_data(self, x, reset=reset, dtype=np.float32, allow_nd=True, ensure_2d=not more_than_rows)
+        if reset:
+            self._unit_pixels = as_bytes or float(rows.max()) <= 1
+        elif as_bytes and not self._unit_pixels:
+            raise DataError(
+                "expected images of numbers larger than 1, as in fit, got bytes (uint8), which stand for numbers from 0 to 1; "
+                "convert them as those of fit, or fit to bytes"
+            )
         if rows.ndim == 2:
             shape = self._row_shape(rows.shape[1])
             if int(np.prod(shape)) != rows.shape[1]:

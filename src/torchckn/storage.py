@@ -36,8 +36,26 @@ def save(net: Classifier, path: str | os.PathLike[str]) -> Path:
         raise DataError(f"save expected a torchckn.CKN, got {type(net).__name__}; save other modules with torch.save")
     path = Path(path)
     description = {"version": VERSION, "kind": net.kind, **(net.description() or {})}
-    write_tensors(path, KIND, description, net.state_dict())
+    tensors = net.state_dict()
+    if isinstance(net, CKN):
+        _check_rebuilt(net, description, tensors)
+    write_tensors(path, KIND, description, tensors)
     return path
+
+
+def _check_rebuilt(net: CKN, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """An error for a network that was changed so that its description does not give it back."""
+    rebuilt = _on_meta(description, net.head.weight.dtype)
+    remedy = "save expected a network as it was built; build it with what it should have, or use torch.save"
+    layers = net.kernel_layers()
+    for name, layer in rebuilt.kernel_layers().items():
+        own, described = layers[name].extra_repr() if name in layers else "missing", layer.extra_repr()
+        if own != described:
+            raise DataError(f"layer {name!r} is {own} in the network, and {described} in its graph; {remedy}")
+    try:
+        _check_shapes(rebuilt, tensors)
+    except DataError as error:
+        raise DataError(f"{error}; {remedy}") from None
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> CKN:

@@ -47,3 +47,8 @@ def unit_pixels(images: Tensor, like: Tensor | None = None) -> Tensor:
     like = torch.empty(0) if like is None else like
     scaled = images.to(like)
     return scaled.div_(255) if images.dtype == torch.uint8 else scaled
+
+
+def wide_pixels(images: Tensor) -> Tensor:
+    """As :func:`unit_pixels`, in float64, where the images are."""
+    return unit_pixels(images, torch.empty(0, dtype=torch.float64, device=images.device))

@@ -116,11 +116,11 @@ def translate(
     builder = Builder(policy, looked_at)
     traced = traced_network(net, shape, input_shape is not None)
     values = apply_rules(traced, shape, builder)
-    classes = make_head(traced, values, builder, classes)
+    features, classes = make_head(traced, values, builder, classes)
     _put_in_blocks(builder, root_block)
-    if not builder.nodes:
+    if features == Graph.input:
         raise TranslationError(f"{type(net).__name__} has no layer before its classifier: there is nothing to translate")
-    nodes = builder.used_nodes(next(reversed(builder.nodes)))
+    nodes = builder.used_nodes(features)
     report = Report(type(net).__name__, builder.finished_rows(nodes))
     if strict:
         require_exact(report)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from ..choices import Correspondence
 from ..correspondence import Row
+from ..errors import TranslationError
 from ..graph import Conv, DirectSum, Flatten, Graph, KernelNode, Node, SelectChannels, ShuffleChannels
 from ..kernels import Kernel, Linear
 from .values import Policy, Value, View
@@ -87,6 +88,7 @@ class Builder:
         if not value.flat or len(value.shape) == 1:
             return value
         flat = self.add(Flatten(self.unique(name), inputs=(value.node,)))
+        self.origins[flat.node] = (value,)
         return dataclasses.replace(value, node=flat.node, shape=flat.shape)
 
     def looked_at(self, value: Value) -> Value:
@@ -173,7 +175,9 @@ class Builder:
 
     def _part_of_branches(self, value: Value, name: str, channels: Sequence[int]) -> tuple[Value, list[str]]:
         parts, reasons = self.parts(value.branches, channels)
-        return self.side_by_side(name, parts), reasons
+        if value.flat:
+            parts = [self.flattened(part, self.unique(f"{name}_flat{i}")) for i, part in enumerate(parts)]
+        return dataclasses.replace(self.side_by_side(name, parts), flat=value.flat), reasons
 
     def parts(self, sources: Sequence[Value], channels: Sequence[int]) -> tuple[list[Value], list[str]]:
         """The chosen channels of values that are side by side, and the reasons why they are not exactly that.
@@ -183,12 +187,19 @@ class Builder:
         reasons, parts, start = [], [], 0
         shares: list[float] = []
         for source in sources:
-            own = sorted(c - start for c in channels if start <= c < start + source.width)
-            start += source.width
+            positions = Size(source.shape[1:]).numel() if source.flat else 1
+            size = source.width * positions
+            own = sorted(c - start for c in channels if start <= c < start + size)
+            start += size
             if own:
-                part, more = self.part(source, own)
+                if positions > 1 and len(own) < size:
+                    raise TranslationError(
+                        "a part of a flattened feature map beside another one has no counterpart; select channels or positions "
+                        "before flattening"
+                    )
+                part, more = (source, []) if positions > 1 else self.part(source, own)
                 parts.append(self.settle(part) if source.several and part is source else part)
-                shares.append(len(own) / source.width)
+                shares.append(len(own) / size)
                 reasons += more
         largest = max(shares)
         return [

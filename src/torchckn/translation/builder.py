@@ -148,7 +148,7 @@ class Step:
         shape = node.output_shape(source.shape)
         self.builder.origins[node.name] = (source,)
         reasons = (why, *inexact)
-        self.note("inexact" if inexact else "exact", reasons, layer=node.name, shape=shape, parts=self._bias())
+        self.note("inexact" if inexact else "exact", reasons, layer=node.name, shape=shape, parts=self.bias_part())
         return Value(node.name, shape, pending=node, gaussian=True, factor=source.factor, layout=source.layout)
 
     def activation(self, kernel: Kernel, exact: bool, why: str, parts: Sequence[Part] = ()) -> Value:
@@ -242,7 +242,8 @@ class Step:
             f"{self.operation.source!r} ({self.operation.kind}{where}) cannot be translated: {why}. {remedy}"
         )
 
-    def _bias(self) -> list[Part]:
+    def bias_part(self) -> list[Part]:
+        """What the report says about the bias of a layer, if it has one."""
         bias = self.option("bias", 2)
         if bias is None or bias is False:
             return []

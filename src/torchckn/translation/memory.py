@@ -42,7 +42,12 @@ class Memory:
         return fx.node.map_arg(argument, self._read)
 
     def _writes_in(self, call: Call) -> int:
-        """How many writes the result of a call takes into account: one of several results is as old as all of them."""
+        """How many writes the result of a call takes into account: one of several results is as old as all of them.
+
+        A buffer is as it was before the network, whenever it is read.
+        """
+        if call.node.op == "get_attr":
+            return 0
         source = call.args[0] if call.key is operator.getitem else None
         if isinstance(source, fx.Node) and not isinstance(self._contents[source][0].value, Tensor):
             return self._contents[source][1]

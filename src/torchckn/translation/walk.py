@@ -159,9 +159,18 @@ def _is_bookkeeping(operation: Operation) -> bool:
     return all(isinstance(part, (int, float, torch.dtype, torch.device)) for part in parts)
 
 
-def make_head(traced: Trace, values: dict[str, Value], builder: Builder, classes: int | None) -> int:
-    """Make the last linear layer the head, or report that one is added; returns the number of classes."""
+def make_head(traced: Trace, values: dict[str, Value], builder: Builder, classes: int | None) -> tuple[str, int]:
+    """Make the last linear layer the head, or report that one is added.
+
+    Returns the name of the node whose features the head gets, and the number of classes.
+    """
     output = traced.output
+    if isinstance(output, Operation) and output.is_tensor and output.name not in values:
+        raise TranslationError(
+            "the scores of the network do not depend on the image, as far as it can be traced; return what is computed from the "
+            "image, and put results together with torch.cat or torch.stack instead of writing them into a tensor such as "
+            "torch.zeros(...)"
+        )
     if not isinstance(output, Operation) or output.name not in values:
         raise TranslationError(
             f"translate expected a network that gives one tensor of scores, got {type(output).__name__}; "
@@ -178,10 +187,8 @@ def make_head(traced: Trace, values: dict[str, Value], builder: Builder, classes
             else row
             for row in builder.rows
         ]
-        if last.pending.inputs == (Graph.input,):
-            builder.nodes.clear()
-        return last.width if classes is None else classes
-    builder.settle(last)
+        return last.pending.inputs[0], last.width if classes is None else classes
+    features = builder.settle(last).node
     if classes is None:
         if len(output.shape) != 1:
             raise TranslationError(
@@ -193,7 +200,7 @@ def make_head(traced: Trace, values: dict[str, Value], builder: Builder, classes
     builder.rows.append(
         Row("", "", "", "kept", (why,), True, (output.name,), layer="head", counterpart=_HEAD, output_shape=(classes,))
     )
-    return classes
+    return features, classes
 
 
 _HEAD = "linear classifier"

@@ -16,6 +16,12 @@ def pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
+def operands_of(step: Step) -> list[Any]:
+    """The arguments of arithmetic, by position or by name, in their order."""
+    args, kwargs = step.operation.args, step.operation.kwargs
+    return [*args[:2], *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+
+
 def weight_of(step: Step, inexact: list[str]) -> torch.Tensor:
     """The weight of a layer; if it is computed from other parameters, ``inexact`` gets that reason."""
     weight = step.option("weight", 1)

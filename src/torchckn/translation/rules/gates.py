@@ -13,6 +13,7 @@ from ...graph import Broadcast, KernelNode, Node, Normalize, Product
 from ...kernels import Polynomial
 from ..builder import Builder, Step, Value
 from .activations import own_kernel
+from .dependence import layers_before, share_units
 from .registry import rule
 
 _WHY = "the kernels of independent branches multiply: filters are pairs of vectors"
@@ -30,7 +31,7 @@ def product_of_branches(step: Step) -> Value:
     if 1 in (first.width, second.width) and max(first.width, second.width) > 1:
         inexact.append("the gate is one unit, and not infinitely many")
     factors = [step.builder.settle(value) for value in (first, second)]
-    bounded = [_layers(step.builder.nodes, value.node) <= step.builder.bounded for value in factors]
+    bounded = [layers_before(step.builder.nodes, value.node) <= step.builder.bounded for value in factors]
     factors = [_divided(step, value, i) if bounded[i] else value for i, value in enumerate(factors)]
     factor = abs(factors[0].factor * factors[1].factor)
     positions = [value.shape[1:] or (1, 1) for value in factors]
@@ -86,8 +87,7 @@ def _dependence(builder: Builder, first: Value, second: Value) -> list[str]:
     before = [_before(nodes, value.node) for value in (first, second)]
     if first.node in before[1] or second.node in before[0]:
         return ["the gate is computed from what it multiplies, so that the branches are not independent"]
-    units = [_layers(nodes, value.node, identity=False) for value in (first, second)]  # with random weights of their own
-    if units[0] & units[1] or builder.shares_weights:
+    if share_units(builder, first, second):
         return ["both branches have the same units or weights, so that they are not independent"]
     return []
 
@@ -102,14 +102,6 @@ def _before(nodes: dict[str, Node], name: str) -> set[str]:
         upstream.update(new)
         waiting += new
     return upstream
-
-
-def _layers(nodes: dict[str, Node], name: str, *, identity: bool = True) -> set[str]:
-    """The last layers before a node, itself included; ``identity``: also those with identity filters."""
-    node = nodes.get(name)
-    if node is None or (isinstance(node, KernelNode) and (identity or node.init != "identity")):
-        return {name}
-    return set().union(*(_layers(nodes, i, identity=identity) for i in node.inputs))
 
 
 @rule("expand", "expand_as")

@@ -29,7 +29,8 @@ def convolution(step: Step) -> Value:
     groups = step.option("groups", 6, 1)
     if is_fixed(step) and (window := _window(weight, groups, step.input.width)) is not None and dilation == (1, 1):
         node = Window(step.name, window=window, stride=stride, padding=padding)
-        return step.emit(node, why="a fixed window, the same for every channel: linear on positions", inputs=[source])
+        why = "a fixed window, the same for every channel: linear on positions"
+        return step.emit(node, why=why, inputs=[source], parts=step.bias_part())
     if groups > 1 and step.input.summed:
         groups = 1
         inexact.append("one subspace for all channels: a direct sum does not have the ConvNet's groups")

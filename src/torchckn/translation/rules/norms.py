@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ def local_response_normalization(step: Step) -> Value:
 
 @rule(nn.BatchNorm2d, nn.BatchNorm1d, F.batch_norm, nn.SyncBatchNorm, nn.InstanceNorm2d, F.instance_norm)
 def normalization(step: Step) -> Value:
+    return _left_out(step)
+
+
+def _left_out(step: Step) -> Value:
     value = step.drop("normalization has no counterpart; kernel layers normalize their patches", faithful=False)
     return dataclasses.replace(value, factor=1.0)  # which it undoes
 
@@ -34,9 +39,9 @@ def normalization(step: Step) -> Value:
 def layer_normalization(step: Step) -> Value:
     axes = len(step.option("normalized_shape", 1))
     if axes == 1 and (step.input.layout in ("hwc", "pc") or len(step.input_shape) == 1):
-        return _divided(step, "position", centered=True)
+        return _divided(step, "position", centered=True, parts=_affine(step))
     if axes == len(step.input_shape) == 3:
-        return _divided(step, "image", centered=True)
+        return _divided(step, "image", centered=True, parts=_affine(step))
     raise step.refuse("it normalizes over some axes of an image", "Normalize over the channels, or over the whole image.")
 
 
@@ -44,7 +49,7 @@ def layer_normalization(step: Step) -> Value:
 def root_mean_square_normalization(step: Step) -> Value:
     if step.input.layout not in ("hwc", "pc") and len(step.input_shape) != 1:
         raise step.refuse("it normalizes over positions", "Move the channels to the last axis first.")
-    return _divided(step, "position", centered=False)
+    return _divided(step, "position", centered=False, parts=_affine(step))
 
 
 @rule(ChannelNorm)
@@ -69,23 +74,38 @@ def _channel_axis(step: Step) -> int:
     return step.operation.value.ndim - 1 if step.input.layout in ("hwc", "pc") else 1
 
 
+#: channels of a group, at least, whose norm is about that of all channels
+_MANY = 16
+
+
 @rule(nn.GroupNorm, F.group_norm)
 def group_normalization(step: Step) -> Value:
     step.require_channels_first()
-    return _divided(step, "image", centered=True)
+    channels = step.input_shape[0] // step.option("num_groups", 1)
+    if channels == 1:  # which is instance normalization
+        return _left_out(step)
+    few = [f"groups of {channels} channels have norms of their own"] if channels < _MANY else []
+    return _divided(step, "image", centered=True, parts=_affine(step), inexact=few)
 
 
-def _divided(step: Step, over: NormOver, *, centered: bool) -> Value:
+def _affine(step: Step) -> list[Part]:
+    """The trainable factors and shifts of a normalization, which are lost."""
+    return [
+        Part(name, "dropped", f"trainable {what} have no counterpart: filters and features are normalized", False)
+        for name, position, what in (("weight", 2, "factors"), ("bias", 3, "shifts"))
+        if step.option(name, position) is not None
+    ]
+
+
+def _divided(
+    step: Step, over: NormOver, *, centered: bool, parts: Sequence[Part] = (), inexact: Sequence[str] = ()
+) -> Value:
     """Division by the norm. In a wide network, the mean of linear units is 0, and all groups of channels have one norm."""
     value = step.settled()
     if value.flat:  # all numbers of an image are in a row
         over = "image"
-    inexact = [] if value.gaussian or not centered else ["the mean of units that are not linear is subtracted first"]
-    parts = [
-        Part(name, "dropped", f"trainable {what} have no counterpart: filters and features are normalized", False)
-        for name, what in (("weight", "factors"), ("bias", "shifts"))
-        if isinstance(getattr(step.module, name, None), nn.Parameter)
-    ]
+    if centered and not value.gaussian:
+        inexact = [*inexact, "the mean of units that are not linear is subtracted first"]
     node = Normalize(step.name, over=over)
     why = ("division by the norm", *inexact)
     result = step.emit(node, "inexact" if inexact else "exact", why, inputs=[value], parts=parts, gaussian=value.gaussian)

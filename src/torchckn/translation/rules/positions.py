@@ -69,9 +69,11 @@ def upsampling(step: Step) -> Value:
     if mode not in get_args(Interpolation):
         raise step.refuse(f"interpolation in mode {mode!r} is not linear", "Use nearest, bilinear or bicubic interpolation.")
     parts = []
-    if step.option("scale_factor", 2) is not None and step.option("recompute_scale_factor", 5) is None and mode != "nearest":
+    if step.option("scale_factor", 2) is not None and step.option("recompute_scale_factor", 5) is None:
         exact = all(n * f == m for n, m, f in zip(step.input_shape[1:], size, _factors(step), strict=True))
         parts = [] if exact else [Part("scale_factor", "inexact", "positions are those of the rounded size", False)]
+    if step.option("antialias", 6, False):
+        parts.append(Part("antialias", "inexact", "interpolation without antialiasing", False))
     node = Upsample(step.name, output_size=size, mode=mode, align_corners=corners)
     return step.emit(node, why="interpolation is linear on positions", parts=parts)
 

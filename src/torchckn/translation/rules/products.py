@@ -10,6 +10,7 @@ import torch
 from ... import zoo
 from ..builder import Step, Value
 from ..operation import Operation, parameters_in
+from .arguments import operands_of
 from .gates import product_of_branches
 from .registry import rule
 
@@ -20,8 +21,9 @@ def product(step: Step) -> Value:
     divides = step.operation.key in (operator.truediv, operator.itruediv, torch.div, "div", "div_")
     if len(step.inputs) > 1 and not divides:
         return product_of_branches(step)
-    others = [a for a in step.operation.args[:2] if not step.is_computed(a)]
-    if divides and (len(step.inputs) > 1 or not step.is_computed(step.operation.args[0])):
+    operands = operands_of(step)
+    others = [a for a in operands if not step.is_computed(a)]
+    if divides and (len(step.inputs) > 1 or not step.is_computed(operands[0])):
         raise step.refuse("it divides by a feature map", "Leave such divisions out.")
     if divides and step.option("rounding_mode", 2, None) is not None:
         raise step.refuse("it rounds", "Divide without rounding_mode.")

@@ -13,13 +13,15 @@ from ...graph import DirectSum
 from ...nn.layers import KernelSum
 from ..builder import Step, Value
 from ..views import MOVES, joined
+from .arguments import operands_of
+from .dependence import share_units
 from .registry import rule
 
 
 @rule(operator.add, operator.iadd, torch.add, "add", "add_", operator.sub, operator.isub, torch.sub, "sub", "sub_")
 def addition(step: Step) -> Value:
     if len(step.inputs) == 1:
-        if any(isinstance(a, (int, float)) and a == 0 for a in step.operation.args[:2]):
+        if any(isinstance(a, (int, float)) and a == 0 for a in operands_of(step)):
             return step.keep(step.input, "changes nothing")
         return step.drop("kernel layers have no biases", faithful=False)
     return _sum(step, float(step.option("alpha", 9, 1)))
@@ -59,7 +61,8 @@ def _sum(step: Step, alpha: float, inexact: Sequence[str] = ()) -> Value:
 
 def require_same_axes(step: Step) -> None:
     """Refuse feature maps that do not have the same sizes, or not in the same order."""
-    if len({operand.shape for operand in step.operation.args if step.is_computed(operand)}) > 1:
+    operands = (*step.operation.args, *step.operation.kwargs.values())
+    if len({operand.shape for operand in operands if step.is_computed(operand)}) > 1:
         raise step.refuse("its feature maps have different sizes", "Make both branches the same size first.")
     if len({value.layout for value in step.inputs}) > 1:
         raise step.refuse("its feature maps have their axes in different orders", "Move the axes of one of them first.")
@@ -67,8 +70,7 @@ def require_same_axes(step: Step) -> None:
 
 def dependence(step: Step) -> list[str]:
     """The reason, if there is one, why branches are not independent."""
-    is_same = len({v.node for v in step.inputs}) < len(step.inputs)
-    return ["the branches are not independent"] if is_same or step.builder.shares_weights else []
+    return ["the branches are not independent"] if share_units(step.builder, *step.inputs) else []
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
@@ -97,7 +99,7 @@ def stack(step: Step) -> Value:
 def _side_by_side(step: Step) -> Value:
     # A nonlinearity on units side by side is not the nonlinearity on their sum: the result is not gaussian.
     value = _direct_sum(step, "a direct sum of features")
-    branches = () if value.flat else tuple(map(step.builder.settle, step.inputs))
+    branches = tuple(map(step.builder.settle, step.inputs))
     return dataclasses.replace(value, gaussian=False, branches=branches)
 
 
