@@ -28,6 +28,9 @@ class Notes(Callback):
     def on_train_start(self, training: Any) -> None:
         self.events.append(("start", training.step, training.net.needs_filters))
 
+    def on_steps_start(self, training: Any) -> None:
+        self.events.append(("steps start", training.step))
+
     def on_step_end(self, training: Any, record: dict[str, Any]) -> None:
         assert training.history[-1] is record
         self.events.append(("step", record["step"]))
@@ -51,6 +54,7 @@ def test_callbacks_are_told_of_everything_in_order() -> None:
     assert notes.events == [
         ("start", 0, False),
         ("validation", 0),
+        ("steps start", 0),
         ("step", 1),
         ("validation", 2),
         ("step", 2),
@@ -127,6 +131,28 @@ def test_keeping_the_best_ends_with_the_weights_of_the_best_validation(tmp_path:
         trained(callbacks=[worse, StopAfter(3)], run_dir=tmp_path / "run", **options)
     resumed, _ = trained(callbacks=[worse, StopAfter(9)], run_dir=tmp_path / "run", resume=True, **options)
     assert torch.equal(resumed.layers["conv"].weight, best.layers["conv"].weight)
+
+
+def test_the_first_validation_is_part_of_the_first_checkpoint(tmp_path: Path) -> None:
+    worse = Worse(0.9, 0.5, 0.4)
+    options = {"steps": 2, "evaluate_every": 1, "keep_best": True, "final_head": False}
+    best, whole = trained(callbacks=[worse], **options)
+    with pytest.raises(StopHereError):
+        trained(callbacks=[worse, StopAfter(1)], run_dir=tmp_path / "run", **options)
+    resumed, result = trained(callbacks=[worse], run_dir=tmp_path / "run", resume=True, **options)
+    assert torch.equal(resumed.layers["conv"].weight, best.layers["conv"].weight), "those before the first step"
+    accuracies = [[record["valid_accuracy"] for record in one.history] for one in (whole, result)]
+    assert accuracies == [[0.9, 0.5, 0.4]] * 2
+    assert runs.read_metrics(tmp_path / "run")[0]["valid_accuracy"] == 0.9
+
+
+def test_metrics_keep_the_numbers_of_a_line_that_has_other_things(tmp_path: Path) -> None:
+    class Note(Callback):
+        def on_step_end(self, training: Any, record: dict[str, Any]) -> None:
+            record["note"] = "as planned"
+
+    trained(steps=2, callbacks=[Note()], run_dir=tmp_path / "run", final_head=False)
+    assert [record["step"] for record in runs.read_metrics(tmp_path / "run")] == [0, 1, 2]
 
 
 def test_patience_and_keep_best_need_validation_data() -> None:

@@ -181,6 +181,7 @@ def test_a_preset_is_a_configuration_that_other_options_take_precedence_over(nam
     config = TrainConfig.preset(name)
     assert all(getattr(config, key) == value for key, value in PRESETS[name].items())
     assert TrainConfig.preset(name, steps=7) == config.replace(steps=7)
+    assert TrainConfig.preset(name, epochs=2) == config.replace(steps=None, epochs=2)
 
 
 def test_an_unknown_preset_is_refused() -> None:

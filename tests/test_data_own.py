@@ -310,9 +310,22 @@ def test_photos_are_upright(tmp_path: Path) -> None:
     assert data.own.read_image(tmp_path / "photo.jpg").shape == (3, 24, 32)
 
 
-def test_a_part_with_another_name_is_not_taken_for_a_class(tmp_path: Path) -> None:
-    for part in ("train", "testing"):
+@pytest.mark.parametrize("parts", [("testing", "train"), ("testing", "training"), ("dev", "test")])
+def test_a_part_with_another_name_is_not_taken_for_a_class(tmp_path: Path, parts: tuple[str, str]) -> None:
+    for part in parts:
         for kind in ("cat", "dog"):
             save(tmp_path / part / kind / "a.png")
-    with pytest.raises(DataError, match="expected sub-folders train, test and one of .*, got testing, train"):
+    with pytest.raises(DataError, match=f"expected sub-folders train, test and one of .*, got {', '.join(parts)}"):
         data.load(tmp_path)
+
+
+def test_classes_may_have_the_same_sub_folders(tmp_path: Path) -> None:
+    for kind in ("cat", "dog"):
+        for place in ("indoors", "outdoors"):
+            save(tmp_path / kind / place / "a.png")
+    assert data.load(tmp_path).classes == ("cat", "dog")
+
+
+def test_a_path_that_is_wrong_is_the_error_also_where_images_are_to_be_resized(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown data set .*nowhere.* this is neither"):
+        data.load(tmp_path / "nowhere", resize=14)

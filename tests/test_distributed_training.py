@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError, distributed
+from torchckn.distributed import rank, world
 from torchckn.fit.defaults import PRESETS
 from torchckn.fit.schedules import Search, Search2019
 
@@ -228,3 +231,50 @@ def test_an_error_of_the_first_process_is_one_of_all(groups: dict[int, Processes
     told = groups[3](message, str(tmp_path))
     assert len(set(told)) == 1
     assert "is not empty and not a run" in told[0]
+
+
+class StopInOne(torchckn.Callback):
+    """Asks to stop in the last of the processes only."""
+
+    def __init__(self, event: str) -> None:
+        self.event = event
+
+    def on_validation_end(self, training: Any, record: dict[str, Any]) -> None:
+        self._stop("validation", training, record)
+
+    def on_step_end(self, training: Any, record: dict[str, Any]) -> None:
+        self._stop("step", training, record)
+
+    def _stop(self, event: str, training: Any, record: dict[str, Any]) -> None:
+        if event == self.event and record["step"] == 2 and rank() == world() - 1:
+            training.stop("that is enough")
+
+
+def stopped_in_one(event: str, folder: Path) -> tuple[int, str | None, int]:
+    options: dict[str, Any] = {"steps": 6, "evaluate_every": 1, "final_head": False, "callbacks": [StopInOne(event)]}
+    _, result = trained(run_dir=folder, **options)
+    return result.steps, result.stopped, rank()
+
+
+@pytest.mark.parametrize("event", ["validation", "step"])
+def test_what_one_process_asks_for_all_do(groups: dict[int, Processes], event: str, tmp_path: Path) -> None:
+    for steps, reason, number in groups[2](stopped_in_one, event, tmp_path / "run"):
+        assert steps == 2
+        assert reason == ("that is enough" if number == 1 else "another process asked to stop")
+
+
+def loader_of_one_part() -> str:
+    (images, labels), _ = digits()
+    whole = TensorDataset(images, labels)
+    loader = DataLoader(whole, 48, sampler=DistributedSampler(whole))
+    messages = []
+    uses: list[Any] = [torchckn.evaluate, torchckn.fit_filters, functools.partial(torchckn.train, lam=2**-8)]
+    for use in uses:
+        with pytest.raises(ConfigError, match="got a DataLoader with a DistributedSampler") as caught:
+            use(network(), loader)
+        messages.append(str(caught.value))
+    return messages[-1]
+
+
+def test_a_loader_that_gives_each_process_a_part_is_refused(groups: dict[int, Processes]) -> None:
+    assert all("pass its Dataset" in message for message in groups[2](loader_of_one_part))

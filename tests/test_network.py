@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 
 import torchckn
 from torchckn.errors import ConfigError, DataError
-from torchckn.graph import AveragePool, Conv, Graph
+from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.graph.preprocessing import Preprocessing
 from torchckn.kernels import RBFSphere
 from torchckn.network import FeatureScaling
@@ -211,3 +212,14 @@ def test_a_state_that_does_not_fit_leaves_the_penalty_as_it_is(small_graph: Grap
     assert ckn.penalty == 0.25
     with pytest.raises(RuntimeError, match=r"lam expected a number >= 0, got \[1.0, 1.0\]"):
         ckn.load_state_dict(ckn.state_dict() | {"lam": torch.ones(2)})
+
+
+def test_bytes_for_a_network_of_larger_numbers_give_a_warning() -> None:
+    images = torch.randint(0, 256, (8, 1, 6, 6), dtype=torch.uint8)
+    for statistics_of, warns in ((images, False), (images.float(), True)):
+        pixels = Preprocessing.fit(statistics_of)
+        ckn = torchckn.CKN(Graph((1, 6, 6), [*pixels.nodes(), Dense("dense", filters=4)]), 3)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ckn.eval()(images)
+        assert ["fitted to images of numbers beyond 0 to 1, got bytes" in str(w.message) for w in caught] == [True] * warns

@@ -446,3 +446,15 @@ def test_the_digest_of_a_dataset_has_its_labels_but_no_random_numbers() -> None:
     torch.manual_seed(2)
     assert data_digest(_Noisy(images, labels)) == first
     assert data_digest(_Noisy(images, 9 - labels)) != first
+
+
+class _OfArrays(TensorDataset):
+    def __getitem__(self, i: int) -> Any:
+        image, label = super().__getitem__(i)
+        return image.numpy(), label
+
+
+def test_the_digest_of_a_dataset_of_arrays_has_their_pixels() -> None:
+    (images, labels), _ = digits()
+    assert data_digest(_OfArrays(images, labels)) == data_digest(_OfArrays(images.clone(), labels))
+    assert data_digest(_OfArrays(images, labels)) != data_digest(_OfArrays(1 - images, labels))

@@ -391,3 +391,12 @@ def test_memory_is_flat_while_200000_image_files_are_trained_on(tmp_path: Path) 
     )
     assert late <= 1.1 * early
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2**22
+
+
+def test_hidden_members_of_tar_files_are_not_read(tmp_path: Path) -> None:
+    as_tars(tmp_path, shards=1)
+    with tarfile.open(tmp_path / "train-0.tar") as archive:
+        entries = {f"./{member.name}": archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    whole = len(entries)
+    write_tar(tmp_path / "train-0.tar", entries | {"./3/._00001.png": b"of macOS", ".cache/1.png": b"x"})
+    assert len(data.load(tmp_path, stream=True).train) == whole

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 import torchckn
 from torchckn import ConfigError, DataError
@@ -15,7 +16,7 @@ from torchckn.fit import methods
 from torchckn.fit.schedules import Search, Search2019
 from torchckn.fit.trials import Trials
 
-from .training import digits, trained
+from .training import convnet, digits, trained
 
 
 def test_the_papers_search_of_the_step_size_leaves_no_trace_but_the_step_size() -> None:
@@ -103,3 +104,10 @@ def test_wrong_labels_are_no_fault_of_the_learning_rates() -> None:
     wrong = torch.utils.data.TensorDataset(images, labels + 1)
     with pytest.raises(DataError, match="labels must be from 0 to 9"):
         torchckn.train(ckn, wrong, valid, lr="search", steps=2, batch_size=250)
+
+
+def test_images_that_are_not_finite_are_no_fault_of_the_learning_rates() -> None:
+    (images, labels), valid = digits()
+    damaged = TensorDataset(torch.full_like(images, torch.nan), labels)
+    with pytest.raises(DataError, match="expected finite input, got NaN"):
+        torchckn.train(convnet(), damaged, valid, steps=2, lr="search", batch_size=32)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
-from ..choices import PLACES, DataSetName, KernelNetworkName, PresetName, check_choice
+from ..choices import PLACES, DataSetName, KernelNetworkName
 from ..config import metadata_of
 from ..errors import ConfigError
 from ..fit.config import TrainConfig
-from ..fit.defaults import PRESET_FILTERS, PRESETS
+from ..fit.defaults import PRESET_FILTERS, preset_options
 from ..settings import Settings, read_settings, settings_from
 
 
@@ -67,11 +67,10 @@ def _check_owners(values: Iterable[str], settings: Settings) -> None:
 
 
 def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:
-    """The options of a preset; without its steps if epochs are asked for. Networks of the zoo get its filters per layer."""
+    """The options of a preset. Networks of the zoo get its filters per layer."""
     if name is None:
         return {}
-    check_choice("preset", name, PresetName)
-    options = {key: value for key, value in PRESETS[name].items() if key != "steps" or "epochs" not in values}  # type: ignore[index]
+    options = preset_options(name, values)  # type: ignore[arg-type]
     has_own = ":" in str(values.get("network", "")) or values.get("network") in get_args(KernelNetworkName)
     return options if has_own else options | {"filters": PRESET_FILTERS}
 

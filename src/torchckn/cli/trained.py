@@ -166,6 +166,8 @@ def report(
         raise ConfigError(f"--output expected a file ending in .html, got {output}")
     config = read_config(runs[0])
     images = load_data(run_settings(runs[0], config), data_dir) if "settings" in config else None
+    if images is not None and "classes" in config:
+        images = images.in_classes(tuple(config["classes"]))
     show(False, f"wrote {reporting.write(runs, output, data=images)}")
 
 

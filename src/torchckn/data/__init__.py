@@ -89,20 +89,20 @@ def load(
         return open_stream(Path(text), resize, workers)
     if workers:
         raise ConfigError("workers is for images that are read when they are needed; add stream (--stream)")
-    if resize is not None and not Path(text).is_dir():
+    path = Path(text)
+    try:
+        is_folder, is_npz = path.is_dir(), path.suffix == ".npz" and path.is_file()
+    except OSError as error:  # a name that is too long, a folder above it that may not be read
+        raise DataError(f"{shown(path)} cannot be read: {error.strerror}") from error
+    if resize is not None and (text in names() or is_npz):
         raise ConfigError(f"resize (--resize, --image-size) is for folders of image files, got {text!r}; leave it out")
     if text == "mnist-mini":
         return load_mini()
     if text in SOURCES:
         return fetch(text, data_dir, progress=progress)
-    path = Path(text)
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError as error:  # a name that is too long, a folder above it that may not be read
-        raise DataError(f"{shown(path)} cannot be read: {error.strerror}") from error
     if is_folder:
         return load_folder(path, resize)
-    if path.suffix == ".npz" and is_file:
+    if is_npz:
         return load_npz(path)
     hint = "Or pass the path of a folder of images, or of an .npz file; this is neither."
     raise unknown_name("data set", text, names(), hint)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .sets import Part
 
 
@@ -28,6 +28,16 @@ def batches(
         yield images, targets
 
 
+def check_whole(data: Any) -> None:
+    """An error for a ``DataLoader`` that gives each process a part of the data, which each then takes for all of them."""
+    sampler = getattr(data.batch_sampler, "sampler", data.sampler) if isinstance(data, DataLoader) else None
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise ConfigError(
+            "expected data that are the same in all processes, got a DataLoader with a DistributedSampler, which gives each of "
+            "them a part; pass its Dataset, which is divided among the processes"
+        )
+
+
 def placed_batches(
     data: Any,
     batch_size: int = 256,
@@ -41,6 +51,7 @@ def placed_batches(
     Others are not read, unless they come from a ``DataLoader``, which reads them anyway.
     """
     if isinstance(data, (DataLoader, IterableDataset)):
+        check_whole(data)
         place = 0
         for batch in data if isinstance(data, DataLoader) else DataLoader(data, batch_size):
             images, targets = checked_batch(batch, labels)

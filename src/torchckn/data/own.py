@@ -90,7 +90,7 @@ def _part_folders(folder: Path) -> dict[str, Path]:
     """The folders of the training, validation and test images; if there are no such folders, all images are for training."""
     folders = {place.name.lower(): place for place in _subfolders(folder)}
     parts = [name for name in ("train", *VALIDATION, "test") if name in folders]
-    if len(parts) < 2 and list(folders) != ["train"] and not _has_classes_of_train(folders):
+    if len(parts) < 2 and list(folders) != ["train"] and not _are_parts(folders):
         return {"train": folder}  # a class may well be called train or test
     if "train" not in parts or len(parts) < len(folders) or len({*parts} & {*VALIDATION}) > 1:
         raise DataError(
@@ -100,11 +100,11 @@ def _part_folders(folder: Path) -> dict[str, Path]:
     return {"valid" if name in VALIDATION else name: folders[name] for name in parts}
 
 
-def _has_classes_of_train(folders: dict[str, Path]) -> bool:
-    """Whether another folder has the same sub-folders as ``train``: a part with a name that is not expected."""
-    others = [place for name, place in folders.items() if name != "train"]
-    classes = [place.name for place in _subfolders(folders["train"])] if "train" in folders else []
-    return bool(classes) and any([place.name for place in _subfolders(other)] == classes for other in others)
+def _are_parts(folders: dict[str, Path]) -> bool:
+    """Whether two folders have the same sub-folders, and one of them is called like a part: training, dev and so on."""
+    classes = {name: [place.name for place in _subfolders(folder)] for name, folder in folders.items()}
+    parts = [kinds for name, kinds in classes.items() if name.startswith(("train", "test", "val", "dev", "eval"))]
+    return any(kinds and list(classes.values()).count(kinds) > 1 for kinds in parts)
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -57,7 +57,8 @@ def index_tar(files: Sequence[Path]) -> tuple[Location, list[str]]:
             with tarfile.open(file, "r:") as archive:
                 for member in archive:
                     path = PurePosixPath(member.name)
-                    if member.isfile() and path.suffix.lower() in IMAGES:
+                    is_hidden = any(part.startswith(".") and part != "." for part in path.parts)  # as those of macOS
+                    if member.isfile() and path.suffix.lower() in IMAGES and not is_hidden:
                         if not member.size or member.issparse():
                             raise ValueError(
                                 f"{shown(member.name)[:100]} {'is sparse' if member.issparse() else 'is empty'}"

@@ -85,7 +85,7 @@ def _entry(run: Path, data_dir: str | os.PathLike[str] | None, trust: bool) -> _
     net, title = trained.net, f"{run.name} ({_TITLES[trained.net.kind]})"
     if trained.settings is None or net.kind != "ckn":
         return _Entry(title, net, trained.classes, None, (), ())
-    whole = load_data(trained.settings, data_dir)
+    whole = load_data(trained.settings, data_dir).in_classes(trained.classes)
     images, labels = whole.train.some(REFERENCE_IMAGES)
     features = [net.features(net.pixels(some)) for some in images.split(64)]
     train_features = torch.nn.functional.normalize(torch.cat(features), dim=1)

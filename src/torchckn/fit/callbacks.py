@@ -67,6 +67,9 @@ class Callback:
     def on_train_start(self, training: Training) -> None:
         """Before the first step, filters and classifier being fitted; in a resumed run, before the next one."""
 
+    def on_steps_start(self, training: Training) -> None:
+        """Before the first step as well, after the first validation; in a resumed run, before the next step."""
+
     def on_step_end(self, training: Training, record: Record) -> None:
         """After a step, and after its validation if there was one. ``record["step"]`` counts from 1."""
 

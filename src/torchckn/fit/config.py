@@ -24,12 +24,11 @@ from ..choices import (
     Precision,
     PresetName,
     TrainingMethod,
-    check_choice,
 )
 from ..config import Config, option
 from ..errors import ConfigError
 from . import schedules
-from .defaults import ADAMW_LR, BATCH_SIZE, GRAPH_MEMORY, METHOD_DEFAULTS, MOST, PRESETS, STEPS
+from .defaults import ADAMW_LR, BATCH_SIZE, GRAPH_MEMORY, METHOD_DEFAULTS, MOST, STEPS, preset_options
 
 TRAINING, ULR, CLASSIFIER = "Training", "Ultimate layer reversal", "Classifier"
 FILTERS, KEEPING = "Filters", "Validation and checkpoints"
@@ -265,8 +264,7 @@ class TrainConfig(MethodOptions):
             >>> TrainConfig.preset("fast", seed=1).head_update
             'reuse'
         """
-        check_choice("preset", name, PresetName)
-        return cls(**PRESETS[name] | overrides)
+        return cls(**preset_options(name, overrides) | overrides)
 
     def resolved(self, method: TrainingMethod, images: int | None, batches: int | None = None) -> TrainConfig:
         """With the defaults filled in that depend on the method and on the number of training images.

@@ -5,9 +5,10 @@ Needs no torch. Read next: :mod:`torchckn.fit.config`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from ..choices import PresetName, TrainingMethod
+from ..choices import PresetName, TrainingMethod, check_choice
 
 #: training steps, unless steps or epochs are given
 STEPS = 500
@@ -53,5 +54,13 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
     "fast": _QUICK | {"steps": 250},
     "accurate": _QUICK | {"steps": 800, "validation_labels": True},
 }
+
+
+def preset_options(name: PresetName, given: Collection[str]) -> dict[str, Any]:
+    """The options of a preset, without its steps if epochs are among what is given."""
+    check_choice("preset", name, PresetName)
+    return {option: value for option, value in PRESETS[name].items() if option != "steps" or "epochs" not in given}
+
+
 #: filters per layer that the command gives networks of the zoo with a preset
 PRESET_FILTERS = 32

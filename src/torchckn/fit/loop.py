@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..distributed import from_first, is_first, largest
+from ..distributed import from_first, is_first, total_of_numbers
 from ..errors import NumericalError, is_out_of_memory
 from ..network import CKN, Classifier
 from .classifier import HeadFit
@@ -42,15 +42,17 @@ class TrainingLoop(TrainingState):
 
     _interrupted: Callable[[], bool] = staticmethod(lambda: False)
     _asked_to_stop = False  # by a signal to any of the processes
+    _reason: str | None = None  # why this process wants to stop; all of them agree on that after each step
 
     def stop(self, reason: str) -> None:
         """Ask training to end after this step, as if it had been the last one."""
-        self.stop_reason = reason
+        self._reason = reason
 
     @property
     def is_stopping(self) -> bool:
         """Whether no step will follow in this process."""
-        return self.step >= self.steps or self.stop_reason is not None or self._asked_to_stop
+        asked = self._asked_to_stop or self.stop_reason is not None or self._reason is not None
+        return self.step >= self.steps or asked
 
     def train(self) -> TrainResult:
         """All of it: what :func:`torchckn.train` does once everything has been checked."""
@@ -93,6 +95,7 @@ class TrainingLoop(TrainingState):
         if checkpoint is not None:
             self.continue_from(*checkpoint)
             self._tell("on_train_start")
+            self._tell("on_steps_start")
             return
         self._fit_start()
         if self.steps:
@@ -103,6 +106,7 @@ class TrainingLoop(TrainingState):
         self._tell("on_train_start")
         if "valid_accuracy" in first:
             self._tell("on_validation_end", first)
+        self._tell("on_steps_start")
 
     def _fit_start(self) -> None:
         net, config = self.net, self.config
@@ -132,6 +136,7 @@ class TrainingLoop(TrainingState):
         """Step after step, until the last one or until somebody asks to stop."""
         with stop_signals() as self._interrupted:
             before = None
+            self._agree_on_stopping()
             while not self.is_stopping:
                 here = self.snapshot()
                 assert self.method is not None
@@ -161,18 +166,30 @@ class TrainingLoop(TrainingState):
                 if self.step // every > here[1]["step"] // every or self.step == self.steps:
                     record |= self._validation()
                 self.history.append(record)
-                self._asked_to_stop = largest(int(self._interrupted())) > 0
                 if "valid_accuracy" in record:
                     self._tell("on_validation_end", record)
+                self._agree_on_stopping()  # which the checkpoint of this step depends on
                 self._tell("on_step_end", record)
-            self._asked_to_stop = self._asked_to_stop or largest(int(self._interrupted())) > 0  # in the last step
+                if self._agree_on_stopping() and self.store:
+                    self.store.save_checkpoint(*self.state())
             if self._asked_to_stop and self.stop_reason is None:
                 raise KeyboardInterrupt(
                     f"training was interrupted after step {self.step} of {self.steps}; {self._how_to_resume}"
                 )
 
+    def _agree_on_stopping(self) -> bool:
+        """What one process asks for, a signal or a callback, all of them do; whether that is new."""
+        before = self._asked_to_stop, self.stop_reason
+        interrupted, stopping = total_of_numbers(self._interrupted(), self._reason is not None)
+        self._asked_to_stop |= interrupted > 0
+        if stopping and self.stop_reason is None:
+            self.stop_reason = self._reason or "another process asked to stop"
+        return before != (self._asked_to_stop, self.stop_reason)
+
     def finish(self) -> TrainResult:
         """The classifier on all features, and the run's result."""
+        if self.config.rollback and self.step and self.batches.at_end_of_epoch:
+            self._check_epoch()
         self._tell("on_steps_end")
         clock = self.clock()
         lam = self.net.penalty

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..errors import DataError, NumericalError
+from ..nn.functional import check_finite
 from .batches import TrainingBatches
 from .features import check_labels
 from .methods import Method, StepResult
@@ -69,6 +70,7 @@ class Trials:
         return [first, *others], self._checked()
 
     def _checked(self) -> Batch:
-        """A batch whose labels the classifier has: wrong ones are no fault of a learning rate."""
+        """A batch of finite images whose labels the classifier has: others are no fault of a learning rate."""
         images, labels = self.batches.extra()
+        check_finite(images)
         return images, check_labels(labels, self.method.net.head.out_features)

@@ -92,6 +92,12 @@ class Classifier(nn.Module):
 
     def pixels(self, images: Tensor) -> Tensor:
         """Images as this network takes them: bytes as numbers from 0 to 1, in its dtype, on its device."""
+        if images.dtype == torch.uint8 and not torch.compiler.is_compiling() and self._is_of_larger_numbers:
+            warnings.warn(
+                "this network was fitted to images of numbers beyond 0 to 1, got bytes, which become numbers from 0 to 1; pass "
+                "images as they were, or fit the network to bytes (uint8)",
+                stacklevel=3,
+            )
         return unit_pixels(images, self.head.weight)
 
     def checked(self, x: Tensor) -> Tensor:
@@ -120,6 +126,13 @@ class Classifier(nn.Module):
     def pixel_statistics(self) -> tuple[Sequence[float], Sequence[float]] | None:
         """Mean and standard deviation of each channel, if the network begins by standardizing pixels."""
         return None
+
+    @property
+    def _is_of_larger_numbers(self) -> bool:
+        """Whether the network's statistics cannot be those of pixels from 0 to 1."""
+        return self.pixel_statistics is not None and any(
+            not 0 <= mean <= 1 or std > 0.5 for mean, std in zip(*self.pixel_statistics, strict=True)
+        )
 
     def _are_far_beyond(self, low: float, high: float) -> bool:
         """Whether these pixels are of another range than those that the network's statistics were computed from."""

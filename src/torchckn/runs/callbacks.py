@@ -13,7 +13,7 @@ class MetricsFile(Callback):
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def on_train_start(self, training: Training) -> None:
+    def on_steps_start(self, training: Training) -> None:
         self.run.keep_metrics(training.history)
 
     def on_step_end(self, training: Training, record: Record) -> None:
@@ -39,7 +39,7 @@ class Checkpoints(Callback):
         self.run, self.every = run, every
         self._seen = 0
 
-    def on_train_start(self, training: Training) -> None:
+    def on_steps_start(self, training: Training) -> None:
         self._seen = training.step
         if training.step == 0:
             self.run.save_checkpoint(*training.state())

@@ -56,4 +56,6 @@ def _in_brief(part: Any) -> Any:
     """Of an image or a label, what a digest has of it."""
     if isinstance(part, (bool, int, float, np.generic)):
         return float(part)
+    if isinstance(part, np.ndarray):
+        part = torch.from_numpy(part) if part.dtype.kind in "iufb" else None
     return (part.shape, part.double().sum()) if isinstance(part, Tensor) else None

@@ -72,7 +72,7 @@ def _require_kind(file: Path, content: dict[str, Any], name: str, kind: type | t
 
 
 def read_metrics(folder: PathLike) -> list[dict[str, Any]]:
-    """The metrics of a run, one dictionary per step; a line that is damaged or was cut off is left out."""
+    """The metrics of a run, one dictionary per step; a line that is damaged or was cut off is left out, and what is no number."""
     file = Path(folder) / "metrics.jsonl"
     try:
         lines = read_bytes(file, _LONGEST_METRICS).decode(errors="replace").split("\n") if file.exists() else []
@@ -84,9 +84,8 @@ def read_metrics(folder: PathLike) -> list[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        numbers = isinstance(record, dict) and all(isinstance(value, (int, float)) for value in record.values())
-        if numbers and isinstance(record.get("step"), int):
-            records.append(record)
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append({name: value for name, value in record.items() if isinstance(value, (int, float))})
     return records
 
 

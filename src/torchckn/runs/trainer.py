@@ -27,6 +27,7 @@ from torch.utils.data import (
 )
 
 from ..data import size_of
+from ..data.batches import check_whole
 from ..distributed import check_agreement, code_digest, digest_of, from_first, is_first, rank, world
 from ..errors import ConfigError, DataError
 from ..fit.batches import TrainingBatches
@@ -198,9 +199,11 @@ def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfi
     has_folds = config.folds if config.folds is not None else images is not None and images < FEW_IMAGES
     needs_choice = not has_folds if config.method != "sgd" else config.final_head
     if valid_data is None and config.lam is None and net.penalty is None and needs_choice:
+        others = "no classifier at the end (final_head=False, --no-final-head)"
+        if config.method != "sgd":
+            others = "a number of folds (folds=5, --folds 5) to choose it by cross-validation"
         raise ConfigError(
-            "train chooses the L2 penalty on validation data: pass valid_data, or the penalty itself (lam, --lam), or a "
-            "number of folds (folds=5, --folds 5) to choose it by cross-validation"
+            f"train chooses the L2 penalty on validation data: pass valid_data, or the penalty itself (lam, --lam), or {others}"
         )
     coupled = [type(module).__name__ for module in net.modules() if isinstance(module, BATCH_NORMS)]
     if world() > 1 and config.steps and coupled:  # each process has the statistics of its own images
@@ -210,6 +213,7 @@ def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfi
             "your own with DistributedDataParallel"
         )
     for data in (train_data, valid_data):
+        check_whole(data)
         if world() > 1 and isinstance(data, DataLoader) and _shuffles_by_itself(data):
             raise ConfigError(
                 f"train expected data in the same order in all {world()} processes, got a DataLoader that shuffles by torch's "
