@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_only
 from ..errors import ConfigError, DataError, unknown_name
 from ..tracing import is_traced
 
@@ -183,7 +183,7 @@ class WithSlope(torch.autograd.Function):
         return value(t)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (t,) = ctx.saved_tensors
         return grad * ctx.slope(t), None, None

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_only
 from ..errors import DataError
 from ..kernels import Kernel, Linear
 from ..tracing import is_traced
@@ -143,7 +143,7 @@ class _PatchSquares(torch.autograd.Function):
         return _box_of_squares(x, kernel_size, stride, padding, dilation)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (x,) = ctx.saved_tensors
         pixels = _transposed_box(grad, (x.shape[2], x.shape[3]), *ctx.geometry)

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..choices import RootMethod, check_choice
+from ..derivatives import first_only
 from ..errors import ConfigError, DataError, NumericalError
 from .checks import require
 from .devices import choose_method, reads_are_free, wide_dtype
@@ -132,7 +132,7 @@ class _EighInverseSqrt(torch.autograd.Function):
         return ((vectors / scales[..., None, :]) @ vectors.mT).to(matrix.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         scales, vectors = ctx.saved_tensors
         return lyapunov_gradient(scales, vectors, grad), None
@@ -160,7 +160,7 @@ class _PrecomputedRoot(torch.autograd.Function):
         return root.view_as(root)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (root,) = ctx.saved_tensors
         inverse_scales, vectors = torch.linalg.eigh(root.to(wide_dtype(root.device)))
