@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -152,15 +152,20 @@ class KernelSpec:
 
     name: str
     arguments: tuple[tuple[str, Any], ...] = ()
+    #: of an activation that has no name among ours, as long as it is in memory: files have no functions
+    function: Callable[[Tensor], Tensor] | None = field(default=None, compare=False, repr=False)
 
     def build(self) -> Kernel:
         if self.name not in Kernel._registry:
             remedy = "Import your own kernel before you load a model that uses it."
             raise unknown_name("kernel", self.name, Kernel._registry, remedy)
         try:
-            return Kernel._registry[self.name](**dict(self.arguments))
+            kernel = Kernel._registry[self.name](**dict(self.arguments))
         except TypeError as error:
             raise ConfigError(f"kernel {self.name} cannot be built from {dict(self.arguments)}: {error}") from error
+        if self.function is not None:
+            kernel.function = self.function
+        return kernel
 
     def __str__(self) -> str:
         values = (value for name, value in self.arguments if name != "trainable" and not isinstance(value, tuple))

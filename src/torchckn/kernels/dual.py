@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,22 @@ from .hermite import Expansion, Function, expand, growth
 _MOST_POWERS, _LONGEST_NAME = 1024, 100
 #: numbers that Horner's scheme works on at a time: they stay in the cache of a core
 _BLOCK = 2**17
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A function that copies share and pickles leave out, as files do: many functions, such as lambdas, cannot be pickled."""
+
+    function: Function
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.function(u)
+
+    def __deepcopy__(self, memo: object) -> InMemory:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 class Dual(Kernel):
@@ -120,6 +137,11 @@ class Dual(Kernel):
         return values * norms**self.degree if self.degree else values
 
     def spec(self) -> KernelSpec:
+        function = self.function
+        if self.activation in ACTIVATIONS:
+            function = None
+        elif function is not None and not isinstance(function, InMemory):
+            function = InMemory(function)
         return KernelSpec(
             "Dual",
             (
@@ -128,6 +150,7 @@ class Dual(Kernel):
                 ("degree", self.degree),
                 ("coefficients", self.coefficients),
             ),
+            function,
         )
 
     def extra_repr(self) -> str:
