@@ -53,6 +53,8 @@ class Kernel(nn.Module):
     is_steep: bool = False
     #: its random features are an activation, a function of each unit separately
     is_pointwise: bool = False
+    #: the activation that it is made of, if it is known (:class:`torchckn.kernels.Dual`)
+    function: Callable[[Tensor], Tensor] | None
 
     _registry: ClassVar[dict[str, type[Kernel]]] = {}
 

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..choices import as_integer
 from ..errors import ConfigError, unknown_name
 from .activations import ACTIVATIONS
 from .base import Kernel, KernelSpec, as_number, positive, safe_norms, short, with_slope
@@ -98,18 +99,18 @@ class Dual(Kernel):
         if coefficients is None:
             if not 0 < as_number(tolerance) < 1:
                 raise ConfigError(f"Dual expected a tolerance between 0 and 1, got {tolerance!r}")
-            if not isinstance(highest, int) or not 1 <= highest <= _MOST_POWERS:
+            if (most := as_integer(highest, 1)) is None or most > _MOST_POWERS:
                 raise ConfigError(f"Dual expected a highest power from 1 to {_MOST_POWERS}, got {short(highest)}")
             assert self.function is not None
-            coefficients, self.error = _truncated(_expansion(self.function, self.scale, highest), tolerance)
+            coefficients, self.error = _truncated(_expansion(self.function, self.scale, most), tolerance)
         self.coefficients = _checked(coefficients)
         if degree is None:
             if self.function is None:
                 raise ConfigError(f"Dual expected a degree with the coefficients of {self.activation!r}, got None")
             degree = max(0, round(_growth(self.function, self.scale)))
-        if not isinstance(degree, int) or not 0 <= degree <= 8:
+        if (power := as_integer(degree, 0)) is None or power > 8:
             raise ConfigError(f"Dual expected a degree from 0 to 8, got {short(degree)}")
-        self.degree = degree
+        self.degree = power
 
     @property
     def is_homogeneous(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..choices import Centering, Kind, TrainingMethod
+from ..choices import Centering, Kind, TrainingMethod, as_integer
 from ..errors import ConfigError, DataError
 from ..nn.checks import reads_now
 from ..nn.functional import check_finite
@@ -202,9 +202,9 @@ def _linear_head(
     dtype: torch.dtype | None,
 ) -> nn.Linear:
     """``nn.Linear`` with its own distribution of weights, drawn from the caller's generator and from no other."""
-    if not isinstance(classes, int) or classes < 1:
+    if (count := as_integer(classes, 1)) is None:
         raise ConfigError(f"classes expected an integer >= 1, got {classes!r}")
-    head = nn.utils.skip_init(nn.Linear, features, classes, device=device or "cpu", dtype=dtype)
+    head = nn.utils.skip_init(nn.Linear, features, count, device=device or "cpu", dtype=dtype)
     assert isinstance(head, nn.Linear)
     if head.weight.is_meta:
         return head

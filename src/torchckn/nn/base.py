@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..choices import Init, check_choice
+from ..choices import Init, as_integer, as_integers, check_choice
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
 from ..tracing import untraced
@@ -69,19 +69,19 @@ class KernelLayer(nn.Module):
             raise ConfigError(f"eps expected a number >= 0, got {eps!r}; the paper uses 1e-3")
         check_choice("init", init, Init)
         check_method(inverse_sqrt)
-        check_root_block("root_block", root_block)
-        if not all(isinstance(n, int) and n >= 1 for n in shape):
+        sizes = as_integers(shape, 1)
+        if sizes is None:
             raise ConfigError(f"{type(self).__name__} expected integer sizes >= 1, got filters of shape {shape}")
         self.eps = float(eps)
         self.init = init
         self.inverse_sqrt = inverse_sqrt
-        self.root_block = root_block
+        self.root_block = checked_root_block("root_block", root_block)
         self.filter_dims = filter_dims  # number of trailing dimensions of one filter
         self._cache: CachedRoot | None = None
         self._shared: Tensor | None = None  # the root for all passes within shared_roots.sharing
         self._spectrum = Spectrum()  # of this layer, or of those whose roots are computed together with this one's
         # Drawn on the CPU in float64, so that a seed gives the same filters on every device and in every dtype.
-        weight = draw_normal(shape, generator, device)
+        weight = draw_normal(sizes, generator, device)
         self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
         self.normalize_()
 
@@ -214,10 +214,12 @@ class KernelLayer(nn.Module):
         return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}{blocks}"
 
 
-def check_root_block(what: str, block: object) -> None:
-    """An error unless ``block`` is a number of filters, or None."""
-    if block is not None and (type(block) is not int or block < 1):
+def checked_root_block(what: str, block: object) -> int | None:
+    """``block`` as an int, or None; an error unless it is a number of filters."""
+    number = as_integer(block, 1)
+    if block is not None and number is None:
         raise ConfigError(f"{what} expected a number of filters >= 1, or None for one root of all filters, got {block!r}")
+    return number
 
 
 def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..choices import Init
+from ..choices import Init, as_integer, as_integers
 from ..errors import ConfigError, DataError
 from ..kernels import Kernel
 from .base import KernelLayer
@@ -70,12 +70,14 @@ class KernelConv2d(KernelLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         sizes = pair("kernel_size", kernel_size)
-        if not all(isinstance(n, int) and n >= 1 for n in (in_channels, filters)):
+        if (numbers := as_integers((in_channels, filters), 1)) is None:
             raise ConfigError(f"KernelConv2d expected integer sizes >= 1, got {in_channels!r} channels, {filters!r} filters")
-        if not isinstance(groups, int) or groups < 1 or in_channels % groups or filters % groups:
+        in_channels, filters = numbers
+        if (count := as_integer(groups, 1)) is None or in_channels % count or filters % count:
             raise ConfigError(
                 f"groups expected an integer that divides in_channels ({in_channels}) and filters ({filters}), got {groups!r}"
             )
+        groups = count
         shape = (filters, in_channels // groups, *sizes)
         super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, root_block, generator, device, dtype)
         self.in_channels = in_channels

@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
 from torch import nn
 
-from ..choices import Centering, Init, RootBlock, Weights
+from ..choices import Centering, Init, RootBlock, Weights, as_integer, as_integers
 from ..correspondence import Report, Row
 from ..errors import ConfigError, TranslationError, unknown_name
 from ..graph import Graph, KernelNode, Node
@@ -154,10 +154,10 @@ def _checked_shape(net: nn.Module, input_shape: Sequence[int] | None) -> tuple[i
     shape = getattr(net, "input_shape", None) if input_shape is None else input_shape
     if shape is None:
         raise ConfigError("translate expected input_shape=(channels, height, width), the shape of one image")
-    numbers = tuple(shape)
-    if len(numbers) != 3 or not all(isinstance(n, int) and n > 0 for n in numbers):
+    numbers = as_integers(shape, 1) if isinstance(shape, Iterable) else None
+    if numbers is None or len(numbers) != 3:
         raise ConfigError(f"input_shape expected (channels, height, width) of one image, without the batch, got {shape!r}")
-    return numbers
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _layer_options(eps: float, init: Init, inverse_sqrt: str) -> dict[str, object]:
@@ -175,8 +175,8 @@ def _put_in_blocks(builder: Builder, root_block: RootBlock) -> None:
     """The filters of wide layers in blocks of at most ``root_block``, and the report says so."""
     if root_block == "all":
         return
-    block = ROOT_BLOCK if root_block == "auto" else root_block
-    if type(block) is not int or block < 1:
+    block = as_integer(ROOT_BLOCK if root_block == "auto" else root_block, 1)
+    if block is None:
         raise ConfigError(f"root_block expected a number of filters >= 1, 'auto' or 'all', got {root_block!r}")
     for name, node in builder.nodes.items():
         if isinstance(node, KernelNode) and node.root_width > block:
@@ -186,7 +186,8 @@ def _put_in_blocks(builder: Builder, root_block: RootBlock) -> None:
 
 
 def _checked_width(filters: int | None, width: float) -> tuple[int | None, float]:
-    if filters is not None and (type(filters) is not int or filters < 1):
+    number = as_integer(filters, 1)
+    if filters is not None and number is None:
         raise ConfigError(f"filters expected an integer >= 1, or None for the network's own widths, got {filters!r}")
     if not isinstance(width, (int, float)) or isinstance(width, bool) or not 0 < width < float("inf"):
         raise ConfigError(f"width expected a positive factor such as 0.25, got {width!r}")
@@ -194,7 +195,7 @@ def _checked_width(filters: int | None, width: float) -> tuple[int | None, float
         raise ConfigError(
             f"translate expected filters or width, got both, filters={filters} and width={width}; leave one out"
         )
-    return filters, width
+    return number, width
 
 
 def require_exact(report: Report) -> None:
