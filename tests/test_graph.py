@@ -214,7 +214,7 @@ def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Conv("c", filters=1, eps=-1), "node 'c' expected eps >= 0, got -1"),
+        (lambda: Conv("c", filters=1, eps=-1), "eps of node 'c' expected a number >= 0, got -1"),
         (lambda: Conv("c", filters=1, init="foo"), "unknown init of node 'c' 'foo'"),
         (lambda: Conv("c", filters=1, inverse_sqrt="foo"), "unknown inverse square root method 'foo'"),
         (

@@ -65,8 +65,7 @@ class KernelLayer(nn.Module):
         self.kernel = RBFSphere(0.6) if kernel is None else kernel
         if not isinstance(self.kernel, Kernel):
             raise ConfigError(f"kernel expected a kernel such as torchckn.kernels.RBFSphere(0.6), got {kernel!r}")
-        if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
-            raise ConfigError(f"eps expected a number >= 0, got {eps!r}; the paper uses 1e-3")
+        check_eps("eps", eps)
         check_choice("init", init, Init)
         check_method(inverse_sqrt)
         sizes = as_integers(shape, 1)
@@ -212,6 +211,12 @@ class KernelLayer(nn.Module):
     def extra_repr(self) -> str:
         blocks = "" if self.root_block is None else f", root_block={self.root_block}"
         return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}{blocks}"
+
+
+def check_eps(what: str, eps: object) -> None:
+    """An error unless ``eps`` can be added to the diagonal of a Gram matrix."""
+    if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
+        raise ConfigError(f"{what} expected a number >= 0, got {eps!r}; the paper uses 1e-3")
 
 
 def checked_root_block(what: str, block: object) -> int | None:

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Literal
 
 import torch
 from torch import nn
 
-from ..choices import Centering, Init, RootBlock, Weights, as_integer, as_integers
+from ..choices import Centering, FilterMethod, Init, RootBlock, Weights, as_integer, as_integers, check_choice
 from ..correspondence import Report, Row
 from ..errors import ConfigError, TranslationError, unknown_name
 from ..graph import Graph, KernelNode, Node
 from ..graph.preprocessing import Preprocessing
 from ..kernels import Kernel
 from ..network import CKN
+from ..nn.base import check_eps
+from ..nn.invsqrt import check_method
 from .assembly import Builder
 from .builder import Step
 from .calls import example_tensor
@@ -94,6 +97,10 @@ def translate(
         )
     shape = image_shape = _checked_shape(net, input_shape)
     if preprocessing is not None:
+        if not isinstance(preprocessing, Preprocessing):
+            raise ConfigError(
+                f"preprocessing expected a torchckn.data.Preprocessing, got {preprocessing!r}; use its fit(images)"
+            )
         if input_shape is None:
             raise ConfigError("with preprocessing, translate expected input_shape, the shape of an image before it")
         shape = preprocessing.output_shape(image_shape)
@@ -104,7 +111,7 @@ def translate(
     if linear_kernel is not None and not isinstance(linear_kernel, Kernel):
         raise ConfigError(f"linear_kernel expected a kernel such as Linear() or RBFSphere(0.6), got {linear_kernel!r}")
 
-    if not 0 < scale < float("inf"):
+    if not _is_positive(scale):
         raise ConfigError(f"scale expected a positive number, the standard deviation of pre-activations, got {scale!r}")
     policy = Policy(
         kernel if isinstance(kernel, Kernel) else None,
@@ -113,6 +120,7 @@ def translate(
         _layer_options(eps, init, inverse_sqrt),
         *_checked_width(filters, width),
     )
+    classes = _checked_count("classes", classes, "number of scores")
     builder = Builder(policy, looked_at)
     traced = traced_network(net, shape, input_shape is not None)
     values = apply_rules(traced, shape, builder)
@@ -163,6 +171,9 @@ def _checked_shape(net: nn.Module, input_shape: Sequence[int] | None) -> tuple[i
 def _layer_options(eps: float, init: Init, inverse_sqrt: str) -> dict[str, object]:
     if init == "identity":
         raise ConfigError("init='identity' is for single layers; translate takes 'kmeans', 'sample' or 'random'")
+    check_choice("init", init, FilterMethod)
+    check_eps("eps", eps)
+    check_method(inverse_sqrt)
     return {"eps": eps, "init": init, "inverse_sqrt": inverse_sqrt}
 
 
@@ -185,11 +196,20 @@ def _put_in_blocks(builder: Builder, root_block: RootBlock) -> None:
             builder.add_reason(node.name, reason)
 
 
+def _is_positive(number: object) -> bool:
+    return isinstance(number, Real) and not isinstance(number, bool) and 0 < number < float("inf")  # type: ignore[operator]
+
+
+def _checked_count(name: str, count: int | None, own: str) -> int | None:
+    number = as_integer(count, 1)
+    if count is not None and number is None:
+        raise ConfigError(f"{name} expected an integer >= 1, or None for the network's own {own}, got {count!r}")
+    return number
+
+
 def _checked_width(filters: int | None, width: float) -> tuple[int | None, float]:
-    number = as_integer(filters, 1)
-    if filters is not None and number is None:
-        raise ConfigError(f"filters expected an integer >= 1, or None for the network's own widths, got {filters!r}")
-    if not isinstance(width, (int, float)) or isinstance(width, bool) or not 0 < width < float("inf"):
+    number = _checked_count("filters", filters, "widths")
+    if not _is_positive(width):
         raise ConfigError(f"width expected a positive factor such as 0.25, got {width!r}")
     if filters is not None and width != 1:
         raise ConfigError(
