@@ -17,6 +17,9 @@ from .graph import Graph
 from .node import Node
 from .operations import Standardize, Whiten
 
+#: the names of its nodes
+STANDARDIZE, WHITEN = "standardize", "whiten"
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -58,9 +61,9 @@ class Preprocessing:
 
     def nodes(self) -> list[Node]:
         """The nodes to put before all others in a graph."""
-        first: list[Node] = [Standardize("standardize", mean=self.mean, std=self.std)]
+        first: list[Node] = [Standardize(STANDARDIZE, mean=self.mean, std=self.std)]
         return first + (
-            [Whiten("whiten", patch_size=(self.whiten, self.whiten), eps=self.whiten_eps, root=self.whiten_root)]
+            [Whiten(WHITEN, patch_size=(self.whiten, self.whiten), eps=self.whiten_eps, root=self.whiten_root)]
             if self.whiten
             else []
         )

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import TranslationError
+from ..graph.preprocessing import STANDARDIZE, WHITEN
 from . import symbolic
 from .calls import DependsOnPixelsError, DoesNotRunError, Key, Recording, culprit, first_line, is_leaf, zero_images
 from .compositions import FUNCTIONS, PAIRS, composed, needed_by
@@ -102,7 +103,7 @@ def _cannot_be_traced(net: nn.Module, error: BaseException) -> TranslationError:
 
 def _assembled(recording: Recording) -> Trace:
     """The operations that the output depends on, each with those that read it."""
-    taken = {"input", "head"}
+    taken = {"input", "head", STANDARDIZE, WHITEN}
 
     def unique(name: str) -> str:
         return _unique(name, taken)
