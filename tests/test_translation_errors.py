@@ -233,3 +233,20 @@ def test_a_rule_that_goes_wrong_is_told_with_its_operation() -> None:
         translate.rule(Odd)(written)
         with pytest.raises(TranslationError, match=f"'1' .Odd.*{message}"):
             translate(net, (1, 8, 8))
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("first", [lambda: [nn.LazyConv2d(4, 3)], lambda: [nn.Conv2d(1, 4, 3), nn.LazyBatchNorm2d()]])
+def test_lazy_networks_are_to_be_run_once_first(first: Any) -> None:
+    net = nn.Sequential(*first(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
+    with pytest.raises(TranslationError, match=r"lazy ones, such as '.*'. Run .* net\(torch.zeros\(1, 1, 8, 8\)\)"):
+        translate(net, (1, 8, 8))
+    net(torch.zeros(2, 1, 8, 8))
+    assert translate(net, (1, 8, 8))(torch.rand(2, 1, 8, 8)).shape == (2, 2)
+
+
+@pytest.mark.parametrize("crop", [-1, -6, -40])
+def test_vectors_are_not_cropped(crop: int) -> None:
+    net = Written(lambda s, x: F.pad(F.relu(s.a(x)).flatten(1), (0, crop)), a=conv())
+    with pytest.raises(TranslationError, match="it crops vectors. Select channels before they are flattened"):
+        translate(net, (1, 8, 8), classes=2)
