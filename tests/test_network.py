@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -211,3 +213,23 @@ def test_a_state_that_does_not_fit_leaves_the_penalty_as_it_is(small_graph: Grap
     assert ckn.penalty == 0.25
     with pytest.raises(RuntimeError, match=r"lam expected a number >= 0, got \[1.0, 1.0\]"):
         ckn.load_state_dict(ckn.state_dict() | {"lam": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "call", ["network", "features", "layer", "exact_kernel", "compare_kernels", "fit", "gram", "inverse_sqrt"]
+)
+def test_arrays_of_numpy_are_refused_with_the_remedy(call: str) -> None:
+    ckn = torchckn.CKN(Graph((1, 6, 6), [Conv("conv", filters=2, kernel_size=3)]), classes=2)
+    images: Any = np.zeros((2, 1, 6, 6), np.float32)
+    calls: dict[str, Any] = {
+        "network": lambda: ckn(images),
+        "features": lambda: ckn.features(images),
+        "layer": lambda: torchckn.nn.KernelConv2d(1, 2, 3)(images),
+        "exact_kernel": lambda: torchckn.exact_kernel(ckn, images),
+        "compare_kernels": lambda: torchckn.compare_kernels(ckn, images),
+        "fit": lambda: Preprocessing.fit(images),
+        "gram": lambda: RBFSphere().gram(images[0, 0]),
+        "inverse_sqrt": lambda: torchckn.inverse_sqrt(images[0, 0]),
+    }
+    with pytest.raises(DataError, match=r"expected a torch.Tensor, got numpy.ndarray; use torch.from_numpy\(x\)"):
+        calls[call]()

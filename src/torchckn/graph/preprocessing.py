@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
+from ..kernels.base import require_tensor
 from ..nn.normalize import unit_pixels
 from .graph import Graph
 from .node import Node
@@ -43,6 +44,7 @@ class Preprocessing:
     @staticmethod
     def fit(images: Tensor, whiten: bool | int = False, whiten_eps: float = 1e-3) -> Preprocessing:
         """Compute the mean and standard deviation of each channel of training images."""
+        require_tensor("Preprocessing.fit", images)
         if images.ndim != 4 or not len(images):
             raise DataError(f"Preprocessing.fit expected images (N, C, H, W), got {tuple(images.shape)}")
         sums = torch.zeros(2, images.shape[1], dtype=torch.float64)

@@ -29,6 +29,14 @@ def safe_norms(squared: Tensor) -> tuple[Tensor, Tensor]:
     return norms.masked_fill(zero, 0.0), norms.reciprocal().masked_fill(zero, 0.0)
 
 
+def require_tensor(what: str, value: object) -> None:
+    """An error unless ``value`` is a tensor."""
+    if not isinstance(value, Tensor):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        remedy = "torch.from_numpy(x)" if kind == "numpy.ndarray" else "torch.as_tensor(x)"
+        raise DataError(f"{what} expected a torch.Tensor, got {kind}; use {remedy}")
+
+
 #: methods that a kernel may write by hand, and what they are valid for: a subclass that changes any of it does not inherit them
 _VALID_FOR = {
     "map": {"kappa", "degree"},
@@ -79,6 +87,8 @@ class Kernel(nn.Module):
     def gram(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Kernel values of the rows of ``x`` (n, d) against the rows of ``y`` (m, d), norms included: (n, m)."""
         y = x if y is None else y
+        require_tensor("gram", x)
+        require_tensor("gram", y)
         if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or not x.is_floating_point():
             raise DataError(
                 f"gram expected two floating-point matrices with rows of equal length, got {tuple(x.shape)} and "

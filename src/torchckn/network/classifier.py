@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..choices import Centering, Kind, TrainingMethod, as_integer
 from ..errors import ConfigError, DataError
+from ..kernels.base import require_tensor
 from ..nn.checks import reads_now
 from ..nn.functional import check_finite
 from ..nn.layers import require_same_type
@@ -232,6 +233,7 @@ def modes_kept(net: nn.Module) -> Iterator[None]:
 
 def require_shape(x: Tensor, shape: tuple[int, int, int]) -> None:
     """An error unless ``x`` is a batch of images of this shape."""
+    require_tensor("this network", x)
     if x.ndim != 4 or tuple(x.shape[1:]) != shape:
         raise DataError(
             f"expected images (N, {', '.join(map(str, shape))}), got {tuple(x.shape)}; "

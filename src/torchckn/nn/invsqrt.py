@@ -31,6 +31,7 @@ from torch import Tensor
 from ..choices import RootMethod, check_choice
 from ..derivatives import first_only
 from ..errors import ConfigError, DataError, NumericalError
+from ..kernels.base import require_tensor
 from .checks import require
 from .devices import choose_method, reads_are_free, wide_dtype
 
@@ -80,6 +81,7 @@ def inverse_sqrt(
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.2000]])
     """
+    require_tensor("inverse_sqrt", matrix)
     method, method_iters = resolve_method(method, matrix.device)
     iters = method_iters if iters is None else iters
     _require_symmetric(matrix)

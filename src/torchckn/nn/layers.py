@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..choices import Init, as_integer, as_integers
 from ..errors import ConfigError, DataError
 from ..kernels import Kernel
+from ..kernels.base import require_tensor
 from .base import KernelLayer
 from .functional import block_count, kernel_conv2d, kernel_linear, kernel_local2d
 from .geometry import Pair, conv_output_size, pair, real_device
@@ -173,6 +174,7 @@ class KernelLinear(KernelLayer):
         return True
 
     def forward(self, x: Tensor) -> Tensor:
+        require_tensor("KernelLinear", x)
         if x.ndim < 2 or x.flatten(1).shape[1] != self.in_features:
             raise DataError(
                 f"KernelLinear expected a batch of inputs with {self.in_features} numbers each, got {tuple(x.shape)}"
@@ -284,6 +286,7 @@ class KernelSum(nn.Module):
 
 
 def require_images(layer: str, x: Tensor, channels: int, weight: Tensor) -> None:
+    require_tensor(layer, x)
     if x.ndim != 4 or x.shape[1] != channels:
         raise DataError(
             f"{layer} expected a batch of images (N, {channels}, H, W), got {tuple(x.shape)}; "
