@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from ..choices import as_integer
 from ..errors import ConfigError, unknown_name
+from ..tracing import is_traced
 from .activations import ACTIVATIONS
 from .base import Kernel, KernelSpec, as_number, positive, safe_norms, short, with_slope
 from .hermite import Expansion, Function, expand, growth
@@ -169,9 +170,8 @@ def _polynomial(t: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     powers = [k for k, c in enumerate(coefficients) if c] or [0]
     gaps = [high - low for low, high in zip([0, *powers], powers, strict=False)]
     constants = [coefficients[k] for k in powers]
-    if (
-        torch.compiler.is_compiling() or t.device.type != "cpu"
-    ):  # a compiler fuses the passes itself; others have no such cache
+    # A compiler fuses the passes itself, other devices have no such cache, and a trace has a gradient of its own.
+    if torch.compiler.is_compiling() or t.device.type != "cpu" or is_traced():
         total = torch.full_like(t, constants[-1])
         for i in range(len(powers) - 1, 0, -1):
             total = total * t ** gaps[i] + constants[i - 1]

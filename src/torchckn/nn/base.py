@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..choices import Init, as_integer, as_integers, check_choice
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
-from ..tracing import untraced
+from ..tracing import is_traced, untraced
 from .checks import require
 from .devices import reads_are_free, wide_dtype
 from .functional import block_count, precomputed_projection, projection
@@ -148,7 +148,9 @@ class KernelLayer(nn.Module):
             spectrum = None if torch.compiler.is_compiling() else self._spectrum
             return projection(weight, self.kernel, self.eps, self.inverse_sqrt, self.root_block, spectrum)
         cached = self.cached_root()
-        if torch.is_grad_enabled() and any(p.requires_grad for p in (self.weight, *self.kernel.parameters())):
+        # torch.jit.trace gets a constant: it checks itself without gradients, and has to record the same.
+        trained = (p.requires_grad for p in (self.weight, *self.kernel.parameters()))
+        if torch.is_grad_enabled() and not is_traced() and any(trained):
             rows = self.filter_matrix().to(cached.wide.dtype)
             root = precomputed_projection(rows, self.kernel, self.eps, cached.wide, self.root_block)
             return root.to(self.weight.dtype, copy=True)
@@ -168,6 +170,9 @@ class KernelLayer(nn.Module):
 
     def cached_root(self) -> CachedRoot:
         """A(W), computed again only after the filters, the kernel or the settings have changed."""
+        if is_traced():  # a trace has the root as a constant, not how it was computed or found unchanged
+            with untraced():
+                return self.cached_root()
         kernel = self.kernel
         own = vars(kernel)
         attributes = {name: own[name] for name in own.keys() - _OF_MODULES if isinstance(own[name], (int, float, str))}
@@ -179,8 +184,8 @@ class KernelLayer(nn.Module):
             tensors += [*kernel.parameters(), *kernel.buffers()]
         # Values are compared, not version counters, which miss changes through `.data`.
         if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):
-            # A tensor made in inference mode could not be used outside of it, nor one whose computation is traced.
-            with torch.inference_mode(False), torch.no_grad(), untraced():
+            # A tensor made in inference mode could not be used outside of it.
+            with torch.inference_mode(False), torch.no_grad():
                 weight = self.filter_matrix()
                 self._check_filters(weight)
                 wide = weight.to(wide_dtype(weight.device))

@@ -105,8 +105,11 @@ def block_count(filters: int, block: int | None) -> int:
 
 def filter_blocks(weight: Tensor, block: int | None) -> tuple[Tensor, ...]:
     """Filters (..., f, s) in blocks of at most ``block``, as equal as can be."""
-    count = block_count(weight.shape[-2], block)
-    size, larger = divmod(weight.shape[-2], count)
+    filters = int(weight.shape[-2])  # torch.jit.trace gives sizes as tensors
+    count = block_count(filters, block)
+    if count == 1:
+        return (weight,)
+    size, larger = divmod(filters, count)
     return weight.split([size + (i < larger) for i in range(count)], -2)
 
 

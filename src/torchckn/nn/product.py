@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..choices import Init, as_integers
 from ..errors import ConfigError, DataError
 from ..kernels import Linear
+from ..tracing import is_traced, untraced
 from .base import CachedRoot, KernelLayer, _all_equal
 from .devices import computes_wide, own_precision, wide_dtype
 from .functional import block_diagonal, filter_blocks
@@ -79,6 +80,9 @@ class KernelProduct(KernelLayer):
     def projection(self) -> Tensor:
         if self._shared is not None:
             return self._shared
+        if is_traced() and not self.training:  # as in KernelLayer: a constant
+            with untraced(), torch.no_grad():
+                return self.projection()
         factors: list[Tensor] = [self.weight, self.second_weight]
         has_gradient = torch.is_grad_enabled() and any(factor.requires_grad for factor in factors)
         if self.training or torch.compiler.is_compiling() or has_gradient:
