@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -213,7 +214,7 @@ def test_the_number_of_filters_can_be_changed_everywhere_at_once() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Conv("c", filters=1, eps=-1), "node 'c' expected eps >= 0, got -1"),
+        (lambda: Conv("c", filters=1, eps=-1), "eps of node 'c' expected a number >= 0, got -1"),
         (lambda: Conv("c", filters=1, init="foo"), "unknown init of node 'c' 'foo'"),
         (lambda: Conv("c", filters=1, inverse_sqrt="foo"), "unknown inverse square root method 'foo'"),
         (
@@ -282,3 +283,22 @@ def test_an_integer_stands_for_a_pair_of_equal_ones() -> None:
     )
     assert graph.shapes["p"] == (2, 5, 5)  # the default stride is the window size, as in torch
     assert torchckn.CKN(graph).features(torch.rand(1, 1, 12, 12)).shape == (1, 8)
+
+
+def test_integers_of_numpy_are_those_of_python() -> None:
+    two, three, four = np.int64(2), np.int32(3), np.uint8(4)
+    nodes = [
+        Conv("conv", filters=four, kernel_size=three, stride=(two, two), groups=two, root_block=two),
+        Pad("pad", padding=(two, two, np.int64(0), np.int64(-1))),
+        Dense("dense", filters=three),
+    ]
+    graph = Graph(np.array([2, 9, 9]), nodes)  # type: ignore[arg-type]
+    assert json.dumps(graph.to_json()) == json.dumps(Graph.from_json(graph.to_json()).to_json())
+    assert graph.shapes["conv"] == (4, 4, 4)
+    assert torchckn.CKN(graph, classes=three)(torch.rand(2, 2, 9, 9)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("filters", [True, np.bool_(True), np.float64(4), "4", 4.0])
+def test_filters_are_an_integer(filters: Any) -> None:
+    with pytest.raises(ConfigError, match="at least one filter"):
+        Conv("conv", filters=filters)

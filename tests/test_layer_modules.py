@@ -6,6 +6,7 @@ import copy
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,6 +159,16 @@ def test_a_layer_is_copied_pickled_and_loaded_like_any_module(generator: torch.G
     other.load_state_dict(torch.load(buffer, weights_only=True))
     assert torch.equal(other(x), expected)
     assert set(layer.state_dict()) == {"weight", "kernel.sigma"}
+
+
+def test_sizes_may_be_integers_of_numpy() -> None:
+    layer = KernelConv2d(np.int64(2), np.int32(4), np.array(3), stride=(np.int64(2), 2), groups=np.int64(2))
+    sizes = layer.in_channels, *layer.kernel_size, *layer.stride, layer.groups
+    assert [type(size) for size in sizes] == [int] * 6
+    assert layer(torch.rand(1, 2, 7, 7)).shape == (1, 4, 3, 3)
+    assert type(GaussianPool2d(np.int64(2)).kernel_size) is int
+    with pytest.raises(ConfigError, match="expected integer sizes"):
+        KernelConv2d(2, np.bool_(True), 3)
 
 
 def test_an_empty_batch_gives_empty_features() -> None:

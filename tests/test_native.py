@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchckn import CKN
 from torchckn.errors import DataError
-from torchckn.graph import Conv, Graph
-from torchckn.kernels import ArcCosine, Kernel, RBFSphere
+from torchckn.graph import Conv, Graph, Product
+from torchckn.kernels import ArcCosine, Dual, Kernel, RBFSphere
 from torchckn.nn import KernelConv2d, native
 from torchckn.nn.functional import kernel_conv2d
 from torchckn.nn.fused import applies
@@ -381,6 +381,21 @@ def test_a_traced_network_gives_the_numbers_of_the_network(kernel: Kernel, image
     with torch.no_grad():
         traced = torch.jit.trace(net, x, check_trace=False)
         torch.testing.assert_close(traced(other), net(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kernel", [RBFSphere(0.6), RBFSphere(0.6, trainable=True), ArcCosine(1), Dual("gelu")], ids=str)
+@pytest.mark.parametrize("block", [None, 3])
+def test_a_network_is_traced_with_gradients_enabled(kernel: Kernel, block: int | None, generator: torch.Generator) -> None:
+    nodes = [
+        Conv("a", filters=8, kernel_size=(3, 3), kernel=kernel, root_block=block),
+        Conv("b", filters=8, kernel=kernel, groups=2),
+        Product("c", filters=4, inputs=("a", "b")),
+    ]
+    net = CKN(Graph((2, 7, 7), nodes), generator=generator).eval()
+    x, other = torch.randn(2, 2, 2, 7, 7, generator=generator)
+    traced = torch.jit.trace(net, x)  # which traces again without gradients, and compares
+    torch.testing.assert_close(traced(other), net(other), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", [RBFSphere(0.6), ArcCosine(1)], ids=str)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -223,3 +225,23 @@ def test_bytes_for_a_network_of_larger_numbers_give_a_warning() -> None:
             warnings.simplefilter("always")
             ckn.eval()(images)
         assert ["fitted to images of numbers beyond 0 to 1, got bytes" in str(w.message) for w in caught] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    "call", ["network", "features", "layer", "exact_kernel", "compare_kernels", "fit", "gram", "inverse_sqrt"]
+)
+def test_arrays_of_numpy_are_refused_with_the_remedy(call: str) -> None:
+    ckn = torchckn.CKN(Graph((1, 6, 6), [Conv("conv", filters=2, kernel_size=3)]), classes=2)
+    images: Any = np.zeros((2, 1, 6, 6), np.float32)
+    calls: dict[str, Any] = {
+        "network": lambda: ckn(images),
+        "features": lambda: ckn.features(images),
+        "layer": lambda: torchckn.nn.KernelConv2d(1, 2, 3)(images),
+        "exact_kernel": lambda: torchckn.exact_kernel(ckn, images),
+        "compare_kernels": lambda: torchckn.compare_kernels(ckn, images),
+        "fit": lambda: Preprocessing.fit(images),
+        "gram": lambda: RBFSphere().gram(images[0, 0]),
+        "inverse_sqrt": lambda: torchckn.inverse_sqrt(images[0, 0]),
+    }
+    with pytest.raises(DataError, match=r"expected a torch.Tensor, got numpy.ndarray; use torch.from_numpy\(x\)"):
+        calls[call]()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import torchckn
 from torchckn import translate, zoo
@@ -81,3 +84,42 @@ def test_comparing_kernels_needs_images_to_spare_and_random_features() -> None:
         translate(small_net(), (1, 12, 12), torchckn.kernels.Matern(1.5, 0.6), weights="random-features")(
             torch.rand(1, 1, 12, 12)
         )
+
+
+class Activated(nn.Module):
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = activation
+        self.conv, self.head = nn.Conv2d(1, 8, 3, bias=False), nn.Linear(128, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.activation(self.conv(x)).flatten(1))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        nn.LeakyReLU(0.1),
+        nn.ELU(0.5),
+        nn.PReLU(),
+        lambda u: F.leaky_relu(u, 0.1),
+        lambda u: u.clamp(-0.5, 1),
+        lambda u: u * torch.sigmoid(1.7 * u),
+    ],
+    ids=["LeakyReLU", "ELU", "PReLU", "leaky_relu", "clamp", "composition"],
+)
+def test_an_activation_with_parameters_of_its_own_has_random_features(activation: Callable[[Tensor], Tensor]) -> None:
+    net, images = Activated(activation), torch.rand(5, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    finite = translate(net, (1, 6, 6), weights="random-features", filters=20_000, generator=torch.Generator().manual_seed(0))
+    features, exact = finite.features(images).double(), torchckn.exact_kernel(finite, images)
+    assert float((features @ features.T - exact).norm() / exact.norm()) < 0.03
+    assert torch.equal(copy.deepcopy(finite)(images), finite(images))
+    comparison = torchckn.compare_kernels(translate(net, (1, 6, 6)), images, (4,), held_out=2, seeds=1, patches=20)
+    assert {row.method for row in comparison.rows} == {"nystrom", "random-features"}
+
+
+def test_a_network_whose_activation_cannot_be_pickled_can_be() -> None:
+    ckn, images = translate(Activated(lambda u: u.clamp(-0.5, 1)), (1, 6, 6)), torch.rand(2, 1, 6, 6)
+    again = pickle.loads(pickle.dumps(ckn))
+    assert torch.equal(again(images), ckn(images))
+    assert again.graph == ckn.graph

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.linear_model import RidgeClassifier
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -100,6 +100,12 @@ def test_it_works_in_a_pipeline_and_a_grid_search(digits: tuple[np.ndarray, np.n
     search = GridSearchCV(pipeline, {"ckntransformer__sigma": [0.4, 0.8]}, cv=2, error_score="raise").fit(rows, y)
     assert search.best_score_ > 0.6
     assert clone(pipeline).get_params()["ckntransformer__filters"] == 6
+
+
+def test_a_search_may_draw_integers_of_numpy(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = digits[0][:60], digits[1][:60]
+    search = RandomizedSearchCV(CKNClassifier(patches=50, lam=1e-3), {"filters": np.arange(2, 5, 2)}, cv=2, n_iter=2)
+    assert search.fit(x, y).best_params_["filters"] in (2, 4)
 
 
 def test_the_random_state_decides(digits: tuple[np.ndarray, np.ndarray]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -167,12 +169,31 @@ def test_what_would_be_translated_wrongly_is_refused(forward: Any, message: str)
         (lambda: translate(zoo.build("lenet1"), linear_kernel="match"), "linear_kernel expected a kernel .* got 'match'"),
         (lambda: translate(zoo.build("lenet1"), weights="trained"), "unknown weights 'trained'"),
         (lambda: translate(zoo.build("lenet1"), init="identity"), "init='identity' is for single layers"),
+        (lambda: translate(zoo.build("lenet1"), init="bad"), "unknown init 'bad': expected one of kmeans, random, sample"),
+        (lambda: translate(zoo.build("lenet1"), eps="a"), "eps expected a number >= 0, got 'a'"),
+        (lambda: translate(zoo.build("lenet1"), inverse_sqrt="bad"), "unknown inverse square root method 'bad'"),
+        (lambda: translate(zoo.build("lenet1"), scale="2"), "scale expected a positive number, .* got '2'"),
+        (lambda: translate(zoo.build("lenet1"), width="2"), "width expected a positive factor .* got '2'"),
+        (lambda: translate(zoo.build("lenet1"), classes=0), "classes expected an integer >= 1, or None for .* got 0"),
+        (lambda: translate(zoo.build("lenet1"), 28), r"input_shape expected \(channels, height, width\) .* got 28"),
+        (
+            lambda: translate(zoo.build("lenet1"), (1, 28, 28), preprocessing="x"),
+            "preprocessing expected a torchckn.data.Preprocessing, got 'x'",
+        ),
         (lambda: translate.rule(3), "rule expected module classes, functions or names"),
     ],
 )
 def test_bad_arguments_are_refused_with_a_reason(call: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_sizes_may_be_integers_of_numpy() -> None:
+    ckn = translate(
+        zoo.build("lenet1"), np.array([1, 28, 28]), filters=np.int64(4), classes=np.int32(3), root_block=np.int64(2)
+    )
+    assert ckn(torch.rand(2, 1, 28, 28)).shape == (2, 3)
+    assert json.dumps(ckn.description())
 
 
 def test_strict_lists_everything_that_is_not_exact() -> None:
@@ -212,3 +233,20 @@ def test_a_rule_that_goes_wrong_is_told_with_its_operation() -> None:
         translate.rule(Odd)(written)
         with pytest.raises(TranslationError, match=f"'1' .Odd.*{message}"):
             translate(net, (1, 8, 8))
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("first", [lambda: [nn.LazyConv2d(4, 3)], lambda: [nn.Conv2d(1, 4, 3), nn.LazyBatchNorm2d()]])
+def test_lazy_networks_are_to_be_run_once_first(first: Any) -> None:
+    net = nn.Sequential(*first(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
+    with pytest.raises(TranslationError, match=r"lazy ones, such as '.*'. Run .* net\(torch.zeros\(1, 1, 8, 8\)\)"):
+        translate(net, (1, 8, 8))
+    net(torch.zeros(2, 1, 8, 8))
+    assert translate(net, (1, 8, 8))(torch.rand(2, 1, 8, 8)).shape == (2, 2)
+
+
+@pytest.mark.parametrize("crop", [-1, -6, -40])
+def test_vectors_are_not_cropped(crop: int) -> None:
+    net = Written(lambda s, x: F.pad(F.relu(s.a(x)).flatten(1), (0, crop)), a=conv())
+    with pytest.raises(TranslationError, match="it crops vectors. Select channels before they are flattened"):
+        translate(net, (1, 8, 8), classes=2)

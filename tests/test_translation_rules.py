@@ -341,3 +341,30 @@ def test_the_parts_of_a_gated_linear_unit_are_named_after_it() -> None:
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.GLU(1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     names = [row.source for row in translate(net, (1, 8, 8)).report.rows]  # type: ignore[union-attr]
     assert names == ["0", "1_value", "1_gate", "1_sigmoid", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda s, x, **along: end(torch.cat([F.relu(s.a(x)), F.relu(s.b(x))], **along)),
+        lambda s, x, **along: end(torch.stack([F.relu(s.a(x)), F.relu(s.b(x))], **along).sum(**along)),
+        lambda s, x, **along: torch.cat([end(F.relu(s.a(x))), end(F.relu(s.b(x)))], **along),
+    ],
+)
+def test_axis_is_another_name_of_dim(forward: Any) -> None:
+    graphs = [
+        translate(
+            Written(lambda s, x, name=name: forward(s, x, **{name: 1}), a=conv(), b=conv()), (1, 8, 8), classes=2
+        ).graph
+        for name in ("dim", "axis")
+    ]
+    assert graphs[0] == graphs[1]
+
+
+def test_modules_may_have_the_names_of_preprocessing() -> None:
+    net = Written(lambda s, x: end(F.relu(s.standardize(F.relu(s.whiten(x))))), whiten=conv(9), standardize=conv(4))
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    pixels = torchckn.data.Preprocessing.fit(images, whiten=True)
+    ckn = translate(net, (1, 8, 8), preprocessing=pixels, classes=2)
+    assert [node.name for node in ckn.graph.nodes][:4] == ["standardize", "whiten", "whiten_", "standardize_"]
+    assert ckn(images).shape == (4, 2)

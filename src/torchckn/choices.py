@@ -1,7 +1,10 @@
-"""The words that options may have, each spelled once. Needs no torch, so that the command line can offer them quickly."""
+"""The words that options may have, each spelled once, and checks of values. Needs no torch, so that the command line can offer
+them quickly."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 from .errors import unknown_name
@@ -57,3 +60,19 @@ def check_choice(what: str, value: object, choice: Any) -> None:
     """An error that names the known words, unless ``value`` is one of them."""
     if value not in get_args(choice):
         raise unknown_name(what, value, get_args(choice))
+
+
+def as_integer(value: Any, least: int | None = None) -> int | None:
+    """``value`` as an int, if it is an integer, of NumPy or of Python, and not below ``least``; else None. A bool is none."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+    return None if number is None or (least is not None and number < least) else number
+
+
+def as_integers(values: Iterable[Any], least: int | None = None) -> tuple[int, ...] | None:
+    """All of ``values`` by :func:`as_integer`; None if one of them is no such integer."""
+    given = tuple(values)
+    numbers = tuple(number for number in (as_integer(value, least) for value in given) if number is not None)
+    return numbers if len(numbers) == len(given) else None

@@ -21,6 +21,7 @@ from .errors import ConfigError, DataError
 from .exact import exact_kernel
 from .fit.filters import fit_filters
 from .graph import Graph
+from .kernels.base import require_tensor
 from .network import CKN
 from .nn.normalize import wide_pixels
 from .plots import new_figure, save_figure
@@ -116,6 +117,7 @@ def compare_kernels(
             "compare_kernels expected at least one number of filters, and seeds and held_out of at least 1, got "
             f"filters={filters!r}, seeds={seeds!r}, held_out={held_out!r}"
         )
+    require_tensor("compare_kernels", images)
     if images.ndim != 4 or len(images) <= held_out:
         raise DataError(f"compare_kernels expected more than {held_out} images (n, C, H, W), got {tuple(images.shape)}")
     images = wide_pixels(images)

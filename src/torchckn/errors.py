@@ -35,6 +35,13 @@ class NumericalError(CKNError, ArithmeticError):
     """
 
 
+class DerivativeError(CKNError, RuntimeError):
+    """A second derivative is asked for, which kernel layers do not have.
+
+    Remedy: leave ``create_graph=True`` out, and use finite differences of gradients in place of second derivatives.
+    """
+
+
 class NotFittedError(CKNError, AttributeError):
     """A model is used before it has been fitted.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from .errors import ConfigError, DataError, NumericalError
 from .graph import Graph
 from .graph.grams import PairGrams
+from .kernels.base import require_tensor
 from .network import CKN
 from .nn.functional import check_finite
 from .nn.normalize import wide_pixels
@@ -35,6 +36,7 @@ def exact_kernel(network: CKN | Graph, x: Tensor, y: Tensor | None = None) -> Te
     if not isinstance(graph, Graph):
         raise ConfigError(f"exact_kernel expected a torchckn.CKN or a torchckn.Graph, got {type(network).__name__}")
     for images in (x, x if y is None else y):
+        require_tensor("exact_kernel", images)
         if images.ndim != 4 or tuple(images.shape[1:]) != graph.input_shape:
             raise DataError(f"exact_kernel expected images (n, *{graph.input_shape}), got {tuple(images.shape)}")
         check_finite(images)

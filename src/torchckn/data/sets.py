@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from ..choices import as_integer
 from ..errors import ConfigError, DataError
 
 
@@ -147,12 +148,12 @@ def split(part: Part, held_out: int, seed: int = 0) -> tuple[Part, Part]:
 
     Of fewer than 2,000 images, every class has its share in both parts, and if possible at least one in the training part.
     """
-    if not isinstance(held_out, int) or not 0 < held_out < len(part):
+    if (count := as_integer(held_out, 1)) is None or count >= len(part):
         raise ConfigError(f"split expected to hold out between 1 and {len(part) - 1} images, got {held_out!r}")
     order = _order(len(part), seed)
     if len(part) < FEW_IMAGES:
-        order = by_share(order, part.labels, held_out)
-    return part.subset(order[held_out:]), part.subset(order[:held_out])
+        order = by_share(order, part.labels, count)
+    return part.subset(order[count:]), part.subset(order[:count])
 
 
 #: images below which chance is not left to give every class its share

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..choices import as_integer
 from ..errors import ConfigError, DataError
 from ..formats import percent
 from ..network import Classifier
@@ -105,9 +106,9 @@ class EarlyStopping(Callback):
     """Stop after ``patience`` validations without a better accuracy than the best one before them."""
 
     def __init__(self, patience: int) -> None:
-        if not isinstance(patience, int) or patience < 1:
+        if (number := as_integer(patience, 1)) is None:
             raise ConfigError(f"patience: expected an integer >= 1, got {patience!r}")
-        self.patience = patience
+        self.patience = number
         #: the step that validations are counted from
         self.start = 0
 

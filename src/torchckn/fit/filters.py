@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..choices import FilterMethod, check_choice
+from ..choices import FilterMethod, as_integer, check_choice
 from ..data import size_of
 from ..distributed import from_first, gathered, largest, rank, world
 from ..errors import ConfigError, DataError
@@ -58,7 +58,7 @@ def fit_filters(
     """
     if init is not None:
         check_choice("init", init, FilterMethod)
-    if not isinstance(patches, int) or patches < 1:
+    if (number := as_integer(patches, 1)) is None:
         raise ConfigError(f"patches expected an integer >= 1, got {patches!r}")
     layers = ckn.kernel_layers()
     with torch.no_grad(), modes_kept(ckn), show_progress("unsupervised filters", len(layers), progress) as report:
@@ -71,7 +71,7 @@ def fit_filters(
                 shape = (*layer.weight.shape[: -layer.filter_dims], sum(_sizes(layer)))
                 _set_filters(layer, torch.randn(shape, generator=generator, dtype=torch.float64))
             elif how != "identity":
-                sample = _sample(activations, name, layer, max(patches, layer.filters), generator)
+                sample = _sample(activations, name, layer, max(number, layer.filters), generator)
                 _set_filters(layer, _new_filters(layer, sample, how, restarts, generator))
     ckn.filters_fitted.fill_(True)
     ckn.penalty = None  # a head that was fitted to other features is not fitted to these

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..choices import as_integers
 from ..errors import CKNError, ConfigError
 from .layers import KernelNode
 from .node import Node, Shape, numel
@@ -31,8 +32,8 @@ class Graph:
     input: ClassVar[str] = "input"
 
     def __init__(self, input_shape: Sequence[int], nodes: Iterable[Node]) -> None:
-        shape = tuple(input_shape)
-        if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        shape = as_integers(input_shape, 1)
+        if shape is None or len(shape) != 3:
             raise ConfigError(f"input_shape expected (channels, height, width), got {input_shape!r}")
         connected, previous = [], self.input
         for node in nodes:

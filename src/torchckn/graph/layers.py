@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ..choices import Init, check_choice
+from ..choices import Init, as_integer, check_choice
 from ..errors import ConfigError
 from ..kernels import Kernel, KernelSpec, RBFSphere
-from ..nn.base import KernelLayer, check_root_block
+from ..nn.base import KernelLayer, check_eps, checked_root_block
 from ..nn.functional import block_count
 from ..nn.geometry import Pair, conv_output_size, pair
 from ..nn.invsqrt import check_method
@@ -41,15 +41,14 @@ class KernelNode(Node):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.filters, int) or self.filters < 1:
+        if as_integer(self.filters, 1) is None:
             raise ConfigError(f"node {self.name!r} expected at least one filter, got filters={self.filters!r}")
         if not isinstance(self.kernel, KernelSpec):
             raise ConfigError(f"node {self.name!r} expected a kernel such as RBFSphere(0.6), got {self.kernel!r}")
-        if not isinstance(self.eps, (int, float)) or not 0 <= self.eps < float("inf"):
-            raise ConfigError(f"node {self.name!r} expected eps >= 0, got {self.eps!r}")
+        check_eps(f"eps of node {self.name!r}", self.eps)
         check_choice(f"init of node {self.name!r}", self.init, Init)
         check_method(self.inverse_sqrt)
-        check_root_block(f"root_block of node {self.name!r}", self.root_block)
+        checked_root_block(f"root_block of node {self.name!r}", self.root_block)
 
     def _check_identity(self, channels: int) -> None:
         if self.init == "identity" and self.filters != channels:

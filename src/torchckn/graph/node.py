@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..choices import as_integer
 from ..errors import ConfigError, unknown_name
 from ..kernels import Kernel, KernelSpec
 from .grams import PairGrams
@@ -39,11 +40,7 @@ class Node:
         if isinstance(self.inputs, str):
             object.__setattr__(self, "inputs", (self.inputs,))
         for attribute in dataclasses.fields(self):
-            value = getattr(self, attribute.name)
-            if isinstance(value, Kernel):
-                object.__setattr__(self, attribute.name, value.spec())
-            elif isinstance(value, list):
-                object.__setattr__(self, attribute.name, tuple(value))
+            object.__setattr__(self, attribute.name, _plain(getattr(self, attribute.name)))
         if not isinstance(self.inputs, tuple) or not all(isinstance(name, str) for name in self.inputs):
             raise ConfigError(f"node {self.name!r} expected the names of nodes as inputs, got {self.inputs!r}")
 
@@ -86,6 +83,16 @@ class Node:
             return Node._registry[op](**fields)
         except TypeError as error:
             raise ConfigError(f"operation {op} cannot be built from {fields}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """A field of a node: kernels as their descriptions, lists as tuples, integers of NumPy as those of Python."""
+    if isinstance(value, Kernel):
+        return value.spec()
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(item) for item in value)
+    number = as_integer(value)
+    return value if number is None else number
 
 
 def is_number(value: Any) -> bool:

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
+from ..kernels.base import require_tensor
 from ..nn.normalize import unit_pixels
 from .graph import Graph
 from .node import Node
 from .operations import Standardize, Whiten
+
+#: the names of its nodes
+STANDARDIZE, WHITEN = "standardize", "whiten"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Preprocessing:
     @staticmethod
     def fit(images: Tensor, whiten: bool | int = False, whiten_eps: float = 1e-3) -> Preprocessing:
         """Compute the mean and standard deviation of each channel of training images."""
+        require_tensor("Preprocessing.fit", images)
         if images.ndim != 4 or not len(images):
             raise DataError(f"Preprocessing.fit expected images (N, C, H, W), got {tuple(images.shape)}")
         sums = torch.zeros(2, images.shape[1], dtype=torch.float64)
@@ -58,9 +63,9 @@ class Preprocessing:
 
     def nodes(self) -> list[Node]:
         """The nodes to put before all others in a graph."""
-        first: list[Node] = [Standardize("standardize", mean=self.mean, std=self.std)]
+        first: list[Node] = [Standardize(STANDARDIZE, mean=self.mean, std=self.std)]
         return first + (
-            [Whiten("whiten", patch_size=(self.whiten, self.whiten), eps=self.whiten_eps, root=self.whiten_root)]
+            [Whiten(WHITEN, patch_size=(self.whiten, self.whiten), eps=self.whiten_eps, root=self.whiten_root)]
             if self.whiten
             else []
         )

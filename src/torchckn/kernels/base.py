@@ -8,13 +8,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_only
 from ..errors import ConfigError, DataError, unknown_name
 from ..tracing import is_traced
 
@@ -27,6 +27,14 @@ def safe_norms(squared: Tensor) -> tuple[Tensor, Tensor]:
     zero = squared <= torch.finfo(squared.dtype).tiny  # not `~(squared > tiny)`: a NaN must stay a NaN
     norms = squared.masked_fill(zero, 1.0).sqrt()
     return norms.masked_fill(zero, 0.0), norms.reciprocal().masked_fill(zero, 0.0)
+
+
+def require_tensor(what: str, value: object) -> None:
+    """An error unless ``value`` is a tensor."""
+    if not isinstance(value, Tensor):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        remedy = "torch.from_numpy(x)" if kind == "numpy.ndarray" else "torch.as_tensor(x)"
+        raise DataError(f"{what} expected a torch.Tensor, got {kind}; use {remedy}")
 
 
 #: methods that a kernel may write by hand, and what they are valid for: a subclass that changes any of it does not inherit them
@@ -53,6 +61,8 @@ class Kernel(nn.Module):
     is_steep: bool = False
     #: its random features are an activation, a function of each unit separately
     is_pointwise: bool = False
+    #: the activation that it is made of, if it is known (:class:`torchckn.kernels.Dual`)
+    function: Callable[[Tensor], Tensor] | None
 
     _registry: ClassVar[dict[str, type[Kernel]]] = {}
 
@@ -77,6 +87,8 @@ class Kernel(nn.Module):
     def gram(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Kernel values of the rows of ``x`` (n, d) against the rows of ``y`` (m, d), norms included: (n, m)."""
         y = x if y is None else y
+        require_tensor("gram", x)
+        require_tensor("gram", y)
         if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or not x.is_floating_point():
             raise DataError(
                 f"gram expected two floating-point matrices with rows of equal length, got {tuple(x.shape)} and "
@@ -152,15 +164,20 @@ class KernelSpec:
 
     name: str
     arguments: tuple[tuple[str, Any], ...] = ()
+    #: of an activation that has no name among ours, as long as it is in memory: files have no functions
+    function: Callable[[Tensor], Tensor] | None = field(default=None, compare=False, repr=False)
 
     def build(self) -> Kernel:
         if self.name not in Kernel._registry:
             remedy = "Import your own kernel before you load a model that uses it."
             raise unknown_name("kernel", self.name, Kernel._registry, remedy)
         try:
-            return Kernel._registry[self.name](**dict(self.arguments))
+            kernel = Kernel._registry[self.name](**dict(self.arguments))
         except TypeError as error:
             raise ConfigError(f"kernel {self.name} cannot be built from {dict(self.arguments)}: {error}") from error
+        if self.function is not None:
+            kernel.function = self.function
+        return kernel
 
     def __str__(self) -> str:
         values = (value for name, value in self.arguments if name != "trainable" and not isinstance(value, tuple))
@@ -183,7 +200,7 @@ class WithSlope(torch.autograd.Function):
         return value(t)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (t,) = ctx.saved_tensors
         return grad * ctx.slope(t), None, None

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..choices import as_integer
 from ..errors import ConfigError
 from .base import WIDEST, Kernel, as_number, is_one, positive, safe_norms, short, with_slope
 
@@ -34,13 +35,13 @@ class Polynomial(Kernel):
 
     def __init__(self, degree: int, offset: float = 0.0) -> None:
         super().__init__()
-        if not isinstance(degree, int) or degree < 1:
+        if (number := as_integer(degree, 1)) is None:
             raise ConfigError(f"Polynomial expected an integer degree >= 1, got {degree!r}")
-        if degree > 1000:
+        if number > 1000:
             raise ConfigError(f"Polynomial expected a degree of at most 1000, got {short(degree)}")
         if not 0 <= as_number(offset) <= WIDEST:
             raise ConfigError(f"Polynomial expected a finite offset >= 0 (for a positive definite kernel), got {offset!r}")
-        self.degree = degree
+        self.degree = number
         self.offset = float(offset)
 
     def kappa(self, t: Tensor) -> Tensor:

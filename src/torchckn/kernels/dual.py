@@ -19,12 +19,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..choices import as_integer
 from ..errors import ConfigError, unknown_name
+from ..tracing import is_traced
 from .activations import ACTIVATIONS
 from .base import Kernel, KernelSpec, as_number, positive, safe_norms, short, with_slope
 from .hermite import Expansion, Function, expand, growth
@@ -33,6 +36,22 @@ from .hermite import Expansion, Function, expand, growth
 _MOST_POWERS, _LONGEST_NAME = 1024, 100
 #: numbers that Horner's scheme works on at a time: they stay in the cache of a core
 _BLOCK = 2**17
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A function that copies share and pickles leave out, as files do: many functions, such as lambdas, cannot be pickled."""
+
+    function: Function
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.function(u)
+
+    def __deepcopy__(self, memo: object) -> InMemory:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 class Dual(Kernel):
@@ -81,18 +100,18 @@ class Dual(Kernel):
         if coefficients is None:
             if not 0 < as_number(tolerance) < 1:
                 raise ConfigError(f"Dual expected a tolerance between 0 and 1, got {tolerance!r}")
-            if not isinstance(highest, int) or not 1 <= highest <= _MOST_POWERS:
+            if (most := as_integer(highest, 1)) is None or most > _MOST_POWERS:
                 raise ConfigError(f"Dual expected a highest power from 1 to {_MOST_POWERS}, got {short(highest)}")
             assert self.function is not None
-            coefficients, self.error = _truncated(_expansion(self.function, self.scale, highest), tolerance)
+            coefficients, self.error = _truncated(_expansion(self.function, self.scale, most), tolerance)
         self.coefficients = _checked(coefficients)
         if degree is None:
             if self.function is None:
                 raise ConfigError(f"Dual expected a degree with the coefficients of {self.activation!r}, got None")
             degree = max(0, round(_growth(self.function, self.scale)))
-        if not isinstance(degree, int) or not 0 <= degree <= 8:
+        if (power := as_integer(degree, 0)) is None or power > 8:
             raise ConfigError(f"Dual expected a degree from 0 to 8, got {short(degree)}")
-        self.degree = degree
+        self.degree = power
 
     @property
     def is_homogeneous(self) -> bool:
@@ -120,6 +139,11 @@ class Dual(Kernel):
         return values * norms**self.degree if self.degree else values
 
     def spec(self) -> KernelSpec:
+        function = self.function
+        if self.activation in ACTIVATIONS:
+            function = None
+        elif function is not None and not isinstance(function, InMemory):
+            function = InMemory(function)
         return KernelSpec(
             "Dual",
             (
@@ -128,6 +152,7 @@ class Dual(Kernel):
                 ("degree", self.degree),
                 ("coefficients", self.coefficients),
             ),
+            function,
         )
 
     def extra_repr(self) -> str:
@@ -145,9 +170,8 @@ def _polynomial(t: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     powers = [k for k, c in enumerate(coefficients) if c] or [0]
     gaps = [high - low for low, high in zip([0, *powers], powers, strict=False)]
     constants = [coefficients[k] for k in powers]
-    if (
-        torch.compiler.is_compiling() or t.device.type != "cpu"
-    ):  # a compiler fuses the passes itself; others have no such cache
+    # A compiler fuses the passes itself, other devices have no such cache, and a trace has a gradient of its own.
+    if torch.compiler.is_compiling() or t.device.type != "cpu" or is_traced():
         total = torch.full_like(t, constants[-1])
         for i in range(len(powers) - 1, 0, -1):
             total = total * t ** gaps[i] + constants[i - 1]

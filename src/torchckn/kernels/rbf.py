@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_only
 from ..tracing import is_traced
 from .base import Kernel, KernelSpec, plain, positive, safe_norms
 
@@ -137,7 +137,7 @@ class _RBFMap(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, out, inverse = ctx.saved_tensors
         need_responses, need_squares, need_sigma, _ = ctx.needs_input_grad

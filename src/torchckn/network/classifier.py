@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..choices import Centering, Kind, TrainingMethod
+from ..choices import Centering, Kind, TrainingMethod, as_integer
 from ..errors import ConfigError, DataError
+from ..kernels.base import require_tensor
 from ..nn.checks import reads_now
 from ..nn.functional import check_finite
 from ..nn.layers import require_same_type
@@ -215,9 +216,9 @@ def _linear_head(
     dtype: torch.dtype | None,
 ) -> nn.Linear:
     """``nn.Linear`` with its own distribution of weights, drawn from the caller's generator and from no other."""
-    if not isinstance(classes, int) or classes < 1:
+    if (count := as_integer(classes, 1)) is None:
         raise ConfigError(f"classes expected an integer >= 1, got {classes!r}")
-    head = nn.utils.skip_init(nn.Linear, features, classes, device=device or "cpu", dtype=dtype)
+    head = nn.utils.skip_init(nn.Linear, features, count, device=device or "cpu", dtype=dtype)
     assert isinstance(head, nn.Linear)
     if head.weight.is_meta:
         return head
@@ -245,6 +246,7 @@ def modes_kept(net: nn.Module) -> Iterator[None]:
 
 def require_shape(x: Tensor, shape: tuple[int, int, int]) -> None:
     """An error unless ``x`` is a batch of images of this shape."""
+    require_tensor("this network", x)
     if x.ndim != 4 or tuple(x.shape[1:]) != shape:
         raise DataError(
             f"expected images (N, {', '.join(map(str, shape))}), got {tuple(x.shape)}; "

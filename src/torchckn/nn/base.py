@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..choices import Init, check_choice
+from ..choices import Init, as_integer, as_integers, check_choice
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
-from ..tracing import untraced
+from ..tracing import is_traced, untraced
 from .checks import require
 from .devices import reads_are_free, wide_dtype
 from .functional import block_count, precomputed_projection, projection
@@ -65,23 +65,22 @@ class KernelLayer(nn.Module):
         self.kernel = RBFSphere(0.6) if kernel is None else kernel
         if not isinstance(self.kernel, Kernel):
             raise ConfigError(f"kernel expected a kernel such as torchckn.kernels.RBFSphere(0.6), got {kernel!r}")
-        if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
-            raise ConfigError(f"eps expected a number >= 0, got {eps!r}; the paper uses 1e-3")
+        check_eps("eps", eps)
         check_choice("init", init, Init)
         check_method(inverse_sqrt)
-        check_root_block("root_block", root_block)
-        if not all(isinstance(n, int) and n >= 1 for n in shape):
+        sizes = as_integers(shape, 1)
+        if sizes is None:
             raise ConfigError(f"{type(self).__name__} expected integer sizes >= 1, got filters of shape {shape}")
         self.eps = float(eps)
         self.init = init
         self.inverse_sqrt = inverse_sqrt
-        self.root_block = root_block
+        self.root_block = checked_root_block("root_block", root_block)
         self.filter_dims = filter_dims  # number of trailing dimensions of one filter
         self._cache: CachedRoot | None = None
         self._shared: Tensor | None = None  # the root for all passes within shared_roots.sharing
         self._spectrum = Spectrum()  # of this layer, or of those whose roots are computed together with this one's
         # Drawn on the CPU in float64, so that a seed gives the same filters on every device and in every dtype.
-        weight = draw_normal(shape, generator, device)
+        weight = draw_normal(sizes, generator, device)
         self.weight = nn.Parameter(weight.to(device=device, dtype=dtype or torch.get_default_dtype()))
         self.normalize_()
 
@@ -149,7 +148,9 @@ class KernelLayer(nn.Module):
             spectrum = None if torch.compiler.is_compiling() else self._spectrum
             return projection(weight, self.kernel, self.eps, self.inverse_sqrt, self.root_block, spectrum)
         cached = self.cached_root()
-        if torch.is_grad_enabled() and any(p.requires_grad for p in (self.weight, *self.kernel.parameters())):
+        # torch.jit.trace gets a constant: it checks itself without gradients, and has to record the same.
+        trained = (p.requires_grad for p in (self.weight, *self.kernel.parameters()))
+        if torch.is_grad_enabled() and not is_traced() and any(trained):
             rows = self.filter_matrix().to(cached.wide.dtype)
             root = precomputed_projection(rows, self.kernel, self.eps, cached.wide, self.root_block)
             return root.to(self.weight.dtype, copy=True)
@@ -169,6 +170,9 @@ class KernelLayer(nn.Module):
 
     def cached_root(self) -> CachedRoot:
         """A(W), computed again only after the filters, the kernel or the settings have changed."""
+        if is_traced():  # a trace has the root as a constant, not how it was computed or found unchanged
+            with untraced():
+                return self.cached_root()
         kernel = self.kernel
         own = vars(kernel)
         attributes = {name: own[name] for name in own.keys() - _OF_MODULES if isinstance(own[name], (int, float, str))}
@@ -180,8 +184,8 @@ class KernelLayer(nn.Module):
             tensors += [*kernel.parameters(), *kernel.buffers()]
         # Values are compared, not version counters, which miss changes through `.data`.
         if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):
-            # A tensor made in inference mode could not be used outside of it, nor one whose computation is traced.
-            with torch.inference_mode(False), torch.no_grad(), untraced():
+            # A tensor made in inference mode could not be used outside of it.
+            with torch.inference_mode(False), torch.no_grad():
                 weight = self.filter_matrix()
                 self._check_filters(weight)
                 wide = weight.to(wide_dtype(weight.device))
@@ -214,10 +218,18 @@ class KernelLayer(nn.Module):
         return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}{blocks}"
 
 
-def check_root_block(what: str, block: object) -> None:
-    """An error unless ``block`` is a number of filters, or None."""
-    if block is not None and (type(block) is not int or block < 1):
+def check_eps(what: str, eps: object) -> None:
+    """An error unless ``eps`` can be added to the diagonal of a Gram matrix."""
+    if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
+        raise ConfigError(f"{what} expected a number >= 0, got {eps!r}; the paper uses 1e-3")
+
+
+def checked_root_block(what: str, block: object) -> int | None:
+    """``block`` as an int, or None; an error unless it is a number of filters."""
+    number = as_integer(block, 1)
+    if block is not None and number is None:
         raise ConfigError(f"{what} expected a number of filters >= 1, or None for one root of all filters, got {block!r}")
+    return number
 
 
 def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_only
 from ..errors import DataError
 from ..kernels import Kernel, Linear
 from ..tracing import is_traced
@@ -105,8 +105,11 @@ def block_count(filters: int, block: int | None) -> int:
 
 def filter_blocks(weight: Tensor, block: int | None) -> tuple[Tensor, ...]:
     """Filters (..., f, s) in blocks of at most ``block``, as equal as can be."""
-    count = block_count(weight.shape[-2], block)
-    size, larger = divmod(weight.shape[-2], count)
+    filters = int(weight.shape[-2])  # torch.jit.trace gives sizes as tensors
+    count = block_count(filters, block)
+    if count == 1:
+        return (weight,)
+    size, larger = divmod(filters, count)
     return weight.split([size + (i < larger) for i in range(count)], -2)
 
 
@@ -143,7 +146,7 @@ class _PatchSquares(torch.autograd.Function):
         return _box_of_squares(x, kernel_size, stride, padding, dilation)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (x,) = ctx.saved_tensors
         pixels = _transposed_box(grad, (x.shape[2], x.shape[3]), *ctx.geometry)

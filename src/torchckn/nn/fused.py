@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_only
 from ..errors import DataError
 from ..kernels import Kernel
 from ..tracing import is_recorded
@@ -174,7 +174,7 @@ class _FusedConv(torch.autograd.Function):
     forward = staticmethod(_forward)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root, responses, squares, out = ctx.saved_tensors
         need_x, need_weight, need_root, need_number = ctx.needs_input_grad[:4]

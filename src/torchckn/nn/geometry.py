@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..choices import as_integers
 from ..errors import ConfigError
 
 Pair = tuple[int, int]
@@ -14,10 +15,10 @@ Pair = tuple[int, int]
 
 def pair(name: str, value: int | Pair, least: int = 1) -> Pair:
     """``value`` as a validated pair (rows, columns)."""
-    both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(both) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in both):
+    both = as_integers(value if isinstance(value, (tuple, list)) else (value, value), least)
+    if both is None or len(both) != 2:
         raise ConfigError(f"{name} expected an integer >= {least} or a pair of them, got {value!r}")
-    return both
+    return both[0], both[1]
 
 
 def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:

@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..choices import RootMethod, check_choice
+from ..derivatives import first_only
 from ..errors import ConfigError, DataError, NumericalError
+from ..kernels.base import require_tensor
 from .checks import require
 from .devices import choose_method, reads_are_free, wide_dtype
 
@@ -80,6 +81,7 @@ def inverse_sqrt(
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.2000]])
     """
+    require_tensor("inverse_sqrt", matrix)
     method, method_iters = resolve_method(method, matrix.device)
     iters = method_iters if iters is None else iters
     _require_symmetric(matrix)
@@ -132,7 +134,7 @@ class _EighInverseSqrt(torch.autograd.Function):
         return ((vectors / scales[..., None, :]) @ vectors.mT).to(matrix.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         scales, vectors = ctx.saved_tensors
         return lyapunov_gradient(scales, vectors, grad), None
@@ -160,7 +162,7 @@ class _PrecomputedRoot(torch.autograd.Function):
         return root.view_as(root)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (root,) = ctx.saved_tensors
         inverse_scales, vectors = torch.linalg.eigh(root.to(wide_dtype(root.device)))

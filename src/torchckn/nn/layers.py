@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..choices import Init
+from ..choices import Init, as_integer, as_integers
 from ..errors import ConfigError, DataError
 from ..kernels import Kernel
+from ..kernels.base import require_tensor
 from .base import KernelLayer
 from .functional import block_count, kernel_conv2d, kernel_linear, kernel_local2d
 from .geometry import Pair, conv_output_size, pair, real_device
@@ -70,12 +71,14 @@ class KernelConv2d(KernelLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         sizes = pair("kernel_size", kernel_size)
-        if not all(isinstance(n, int) and n >= 1 for n in (in_channels, filters)):
+        if (numbers := as_integers((in_channels, filters), 1)) is None:
             raise ConfigError(f"KernelConv2d expected integer sizes >= 1, got {in_channels!r} channels, {filters!r} filters")
-        if not isinstance(groups, int) or groups < 1 or in_channels % groups or filters % groups:
+        in_channels, filters = numbers
+        if (count := as_integer(groups, 1)) is None or in_channels % count or filters % count:
             raise ConfigError(
                 f"groups expected an integer that divides in_channels ({in_channels}) and filters ({filters}), got {groups!r}"
             )
+        groups = count
         shape = (filters, in_channels // groups, *sizes)
         super().__init__(shape, 3, kernel, eps, init, inverse_sqrt, root_block, generator, device, dtype)
         self.in_channels = in_channels
@@ -171,6 +174,7 @@ class KernelLinear(KernelLayer):
         return True
 
     def forward(self, x: Tensor) -> Tensor:
+        require_tensor("KernelLinear", x)
         if x.ndim < 2 or x.flatten(1).shape[1] != self.in_features:
             raise DataError(
                 f"KernelLinear expected a batch of inputs with {self.in_features} numbers each, got {tuple(x.shape)}"
@@ -282,6 +286,7 @@ class KernelSum(nn.Module):
 
 
 def require_images(layer: str, x: Tensor, channels: int, weight: Tensor) -> None:
+    require_tensor(layer, x)
     if x.ndim != 4 or x.shape[1] != channels:
         raise DataError(
             f"{layer} expected a batch of images (N, {channels}, H, W), got {tuple(x.shape)}; "

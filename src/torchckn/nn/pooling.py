@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..choices import as_integer
 from ..errors import ConfigError, DataError
 from .geometry import conv_output_size
 
@@ -28,17 +29,17 @@ class GaussianPool2d(nn.Module):
     ) -> None:
         super().__init__()
         for name, number in (("stride", stride), ("kernel_size", kernel_size), ("padding", padding)):
-            if number is not None and (not isinstance(number, int) or number < (name != "padding")):
+            if number is not None and as_integer(number, int(name != "padding")) is None:
                 raise ConfigError(f"GaussianPool2d expected one integer as {name}, the same for both axes, got {number!r}")
-        self.stride = stride
+        self.stride = int(stride)
         wanted = self.stride / 2**0.5 if sigma is None else sigma
         if not isinstance(wanted, (int, float)) or not wanted > 0:
             raise ConfigError(f"GaussianPool2d expected a positive sigma, got {sigma!r}")
         if not 1e-12 <= wanted <= 1e12:
             raise ConfigError(f"GaussianPool2d expected a sigma from 1e-12 to 1e12, got {str(sigma)[:30]}")
         self.sigma = float(wanted)
-        self.kernel_size = 2 * stride + 1 if kernel_size is None else kernel_size
-        self.padding = (self.kernel_size - 1) // 2 if padding is None else padding
+        self.kernel_size = 2 * self.stride + 1 if kernel_size is None else int(kernel_size)
+        self.padding = (self.kernel_size - 1) // 2 if padding is None else int(padding)
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():

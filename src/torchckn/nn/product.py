@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..choices import Init
+from ..choices import Init, as_integers
 from ..errors import ConfigError, DataError
 from ..kernels import Linear
+from ..tracing import is_traced, untraced
 from .base import CachedRoot, KernelLayer, _all_equal
 from .devices import computes_wide, own_precision, wide_dtype
 from .functional import block_diagonal, filter_blocks
@@ -60,17 +61,12 @@ class KernelProduct(KernelLayer):
     ) -> None:
         if init == "identity":
             raise ConfigError("KernelProduct has no init='identity'; use 'kmeans', 'sample' or 'random'")
-        if (
-            not isinstance(in_channels, tuple)
-            or len(in_channels) != 2
-            or not all(type(n) is int and n > 0 for n in in_channels)
-        ):
+        channels = as_integers(in_channels, 1) if isinstance(in_channels, tuple) else None
+        if channels is None or len(channels) != 2:
             raise ConfigError(f"KernelProduct expected the channels of two inputs, such as (64, 64), got {in_channels!r}")
-        super().__init__(
-            (filters, in_channels[0]), 1, Linear(), eps, init, inverse_sqrt, root_block, generator, device, dtype
-        )
-        self.in_channels = in_channels
-        second = draw_normal((filters, in_channels[1]), generator, device)
+        super().__init__((filters, channels[0]), 1, Linear(), eps, init, inverse_sqrt, root_block, generator, device, dtype)
+        self.in_channels = channels[0], channels[1]
+        second = draw_normal((self.filters, channels[1]), generator, device)
         self.second_weight = nn.Parameter(second.to(device=device, dtype=self.weight.dtype))
         self.normalize_()
 
@@ -84,6 +80,9 @@ class KernelProduct(KernelLayer):
     def projection(self) -> Tensor:
         if self._shared is not None:
             return self._shared
+        if is_traced() and not self.training:  # as in KernelLayer: a constant
+            with untraced(), torch.no_grad():
+                return self.projection()
         factors: list[Tensor] = [self.weight, self.second_weight]
         has_gradient = torch.is_grad_enabled() and any(factor.requires_grad for factor in factors)
         if self.training or torch.compiler.is_compiling() or has_gradient:

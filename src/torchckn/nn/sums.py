@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_only
 from .devices import wide_dtype
 from .direct import Geometry, convolution_gradients
 
@@ -146,7 +146,7 @@ class _Conv(torch.autograd.Function):
         return F.conv2d(x, weight, None, *geometry, groups)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         geometry, groups, sink = ctx.about
@@ -165,7 +165,7 @@ class _Linear(torch.autograd.Function):
         return products_in_units(x, weight.T, unit)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         unit, sink = ctx.about

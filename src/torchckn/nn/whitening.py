@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..choices import as_integer
 from ..errors import ConfigError, DataError
 from .devices import wide_dtype
 from .functional import check_finite
@@ -186,9 +187,9 @@ class Whitening(nn.Module):
         self.in_channels = in_channels
         self.patch_size = pair("patch_size", patch_size)
         self.eps = float(eps)
-        if not isinstance(root, int) or root < 1:
+        if (number := as_integer(root, 1)) is None:
             raise ConfigError(f"Whitening expected an integer root >= 1, got {root!r}; use 2 to whiten")
-        self.root = root
+        self.root = number
         self._kept: KeptMatrices | None = None
         self._whitened: dict[object, Tensor] | None = None  # batches of this step, if it keeps them
 

@@ -9,19 +9,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Literal
 
 import torch
 from torch import nn
 
-from ..choices import Centering, Init, RootBlock, Weights
+from ..choices import Centering, FilterMethod, Init, RootBlock, Weights, as_integer, as_integers, check_choice
 from ..correspondence import Report, Row
 from ..errors import ConfigError, TranslationError, unknown_name
 from ..graph import Graph, KernelNode, Node
 from ..graph.preprocessing import Preprocessing
 from ..kernels import Kernel
 from ..network import CKN
+from ..nn.base import check_eps
+from ..nn.invsqrt import check_method
 from .assembly import Builder
 from .builder import Step
 from .calls import example_tensor
@@ -94,6 +97,10 @@ def translate(
         )
     shape = image_shape = _checked_shape(net, input_shape)
     if preprocessing is not None:
+        if not isinstance(preprocessing, Preprocessing):
+            raise ConfigError(
+                f"preprocessing expected a torchckn.data.Preprocessing, got {preprocessing!r}; use its fit(images)"
+            )
         if input_shape is None:
             raise ConfigError("with preprocessing, translate expected input_shape, the shape of an image before it")
         shape = preprocessing.output_shape(image_shape)
@@ -104,7 +111,7 @@ def translate(
     if linear_kernel is not None and not isinstance(linear_kernel, Kernel):
         raise ConfigError(f"linear_kernel expected a kernel such as Linear() or RBFSphere(0.6), got {linear_kernel!r}")
 
-    if not 0 < scale < float("inf"):
+    if not _is_positive(scale):
         raise ConfigError(f"scale expected a positive number, the standard deviation of pre-activations, got {scale!r}")
     policy = Policy(
         kernel if isinstance(kernel, Kernel) else None,
@@ -113,6 +120,7 @@ def translate(
         _layer_options(eps, init, inverse_sqrt),
         *_checked_width(filters, width),
     )
+    classes = _checked_count("classes", classes, "number of scores")
     builder = Builder(policy, looked_at)
     traced = traced_network(net, shape, input_shape is not None)
     values = apply_rules(traced, shape, builder)
@@ -154,15 +162,18 @@ def _checked_shape(net: nn.Module, input_shape: Sequence[int] | None) -> tuple[i
     shape = getattr(net, "input_shape", None) if input_shape is None else input_shape
     if shape is None:
         raise ConfigError("translate expected input_shape=(channels, height, width), the shape of one image")
-    numbers = tuple(shape)
-    if len(numbers) != 3 or not all(isinstance(n, int) and n > 0 for n in numbers):
+    numbers = as_integers(shape, 1) if isinstance(shape, Iterable) else None
+    if numbers is None or len(numbers) != 3:
         raise ConfigError(f"input_shape expected (channels, height, width) of one image, without the batch, got {shape!r}")
-    return numbers
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _layer_options(eps: float, init: Init, inverse_sqrt: str) -> dict[str, object]:
     if init == "identity":
         raise ConfigError("init='identity' is for single layers; translate takes 'kmeans', 'sample' or 'random'")
+    check_choice("init", init, FilterMethod)
+    check_eps("eps", eps)
+    check_method(inverse_sqrt)
     return {"eps": eps, "init": init, "inverse_sqrt": inverse_sqrt}
 
 
@@ -175,8 +186,8 @@ def _put_in_blocks(builder: Builder, root_block: RootBlock) -> None:
     """The filters of wide layers in blocks of at most ``root_block``, and the report says so."""
     if root_block == "all":
         return
-    block = ROOT_BLOCK if root_block == "auto" else root_block
-    if type(block) is not int or block < 1:
+    block = as_integer(ROOT_BLOCK if root_block == "auto" else root_block, 1)
+    if block is None:
         raise ConfigError(f"root_block expected a number of filters >= 1, 'auto' or 'all', got {root_block!r}")
     for name, node in builder.nodes.items():
         if isinstance(node, KernelNode) and node.root_width > block:
@@ -185,16 +196,26 @@ def _put_in_blocks(builder: Builder, root_block: RootBlock) -> None:
             builder.add_reason(node.name, reason)
 
 
+def _is_positive(number: object) -> bool:
+    return isinstance(number, Real) and not isinstance(number, bool) and 0 < number < float("inf")  # type: ignore[operator]
+
+
+def _checked_count(name: str, count: int | None, own: str) -> int | None:
+    number = as_integer(count, 1)
+    if count is not None and number is None:
+        raise ConfigError(f"{name} expected an integer >= 1, or None for the network's own {own}, got {count!r}")
+    return number
+
+
 def _checked_width(filters: int | None, width: float) -> tuple[int | None, float]:
-    if filters is not None and (type(filters) is not int or filters < 1):
-        raise ConfigError(f"filters expected an integer >= 1, or None for the network's own widths, got {filters!r}")
-    if not isinstance(width, (int, float)) or isinstance(width, bool) or not 0 < width < float("inf"):
+    number = _checked_count("filters", filters, "widths")
+    if not _is_positive(width):
         raise ConfigError(f"width expected a positive factor such as 0.25, got {width!r}")
     if filters is not None and width != 1:
         raise ConfigError(
             f"translate expected filters or width, got both, filters={filters} and width={width}; leave one out"
         )
-    return filters, width
+    return number, width
 
 
 def require_exact(report: Report) -> None:

@@ -79,11 +79,8 @@ class Step:
 
     def option(self, name: str, position: int, default: Any = None) -> Any:
         """An option of the operation: the module's attribute, or the function's argument by position or name."""
-        if self.module is not None:
-            return getattr(self.module, name, default)
-        if name in self.operation.kwargs:
-            return _sizes(self.operation.kwargs[name])
-        return _sizes(self.operation.args[position]) if len(self.operation.args) > position else default
+        value = self.operation.option(name, position, default)
+        return value if self.module is not None else _sizes(value)
 
     @property
     def weights(self) -> Sequence[Tensor]:

@@ -44,15 +44,9 @@ def expanded(operations: Sequence[Operation], output: Any, unique: Callable[[str
     return result, mapped(output, lambda o: now[o])
 
 
-def _option(operation: Operation, name: str, position: int, default: Any) -> Any:
-    if operation.module is not None:
-        return getattr(operation.module, name)
-    return operation.kwargs.get(name, operation.args[position] if len(operation.args) > position else default)
-
-
 def _gated_linear_unit(operation: Operation, make: Make) -> Operation | None:
     source = operation.args[0] if operation.args else operation.kwargs["input"]
-    axis = _option(operation, "dim", 1, -1) % source.value.ndim
+    axis = operation.option("dim", 1, -1) % source.value.ndim
     values = source.value.chunk(2, axis)
     half = values[0].shape[axis]
     value, gate = (
@@ -68,7 +62,7 @@ def _sum_of_branches(operation: Operation, make: Make) -> Operation | None:
     So is the sum over the branches of an array (N, branches, C, H, W), or of a product of such arrays.
     """
     source = operation.args[0] if operation.args else operation.kwargs.get("input")
-    axes = _option(operation, "dim", 1, operation.kwargs.get("axis"))
+    axes = operation.option("dim", 1)
     axis = axes[0] if isinstance(axes, (tuple, list)) and len(axes) == 1 else axes
     if not isinstance(source, Operation) or not isinstance(axis, int) or operation.value.ndim == source.value.ndim:
         return None
@@ -87,7 +81,7 @@ def _sum_of_branches(operation: Operation, make: Make) -> Operation | None:
 def _branch(source: Operation, axis: int, i: int, make: Make) -> Operation:
     """One of the branches along an axis of an array."""
     if _is_stack(source, axis):
-        return _option(source, "tensors", 0, ())[i]
+        return source.option("tensors", 0, ())[i]
     value = source.value.select(axis, i)
     factors = source.args[:2] if source.key in (operator.mul, torch.mul, "mul") else ()
     if len(factors) == 2 and all(isinstance(f, Operation) and f.value.ndim == source.value.ndim for f in factors):
@@ -97,8 +91,8 @@ def _branch(source: Operation, axis: int, i: int, make: Make) -> Operation:
 
 
 def _is_stack(operation: Operation, axis: int) -> bool:
-    is_stack = operation.key is torch.stack and isinstance(_option(operation, "tensors", 0, ()), (tuple, list))
-    return is_stack and _option(operation, "dim", 1, 0) % operation.value.ndim == axis
+    is_stack = operation.key is torch.stack and isinstance(operation.option("tensors", 0, ()), (tuple, list))
+    return is_stack and operation.option("dim", 1, 0) % operation.value.ndim == axis
 
 
 _EXPANSIONS: dict[Any, Callable[[Operation, Make], Operation | None]] = {

@@ -28,6 +28,13 @@ class Operation(Call):
     is_lost: bool = False
     """whether it stands for a tensor that was changed in part, by a write that cannot be told as a concatenation"""
 
+    def option(self, name: str, position: int, default: Any = None) -> Any:
+        """The module's attribute, or the function's argument by position or name; ``axis`` is another name of ``dim``."""
+        if self.module is not None:
+            return getattr(self.module, name, default)
+        name = "axis" if name == "dim" and "axis" in self.kwargs else name
+        return self.kwargs.get(name, self.args[position] if len(self.args) > position else default)
+
     @property
     def is_tensor(self) -> bool:
         return isinstance(self.value, Tensor)

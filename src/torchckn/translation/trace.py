@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import TranslationError
+from ..graph.preprocessing import STANDARDIZE, WHITEN
 from . import symbolic
 from .calls import DependsOnPixelsError, DoesNotRunError, Key, Recording, culprit, first_line, is_leaf, zero_images
 from .compositions import FUNCTIONS, PAIRS, composed, needed_by
@@ -44,6 +45,7 @@ def trace(
     A module for which ``has_rule`` is true is one operation; all others are traced into. ``rules`` has what functions are
     known by.
     """
+    _require_shapes(net, input_shape)
     net = _copy(net)
     home = type(net).__mro__[1].__module__  # of the class that was copied
     if has_rule(net) or (home.startswith("torch.nn") and not isinstance(net, nn.Sequential)):
@@ -102,7 +104,7 @@ def _cannot_be_traced(net: nn.Module, error: BaseException) -> TranslationError:
 
 def _assembled(recording: Recording) -> Trace:
     """The operations that the output depends on, each with those that read it."""
-    taken = {"input", "head"}
+    taken = {"input", "head", STANDARDIZE, WHITEN}
 
     def unique(name: str) -> str:
         return _unique(name, taken)
@@ -117,6 +119,18 @@ def _assembled(recording: Recording) -> Trace:
         for earlier in dict.fromkeys(operations_in((operation.args, operation.kwargs))):
             earlier.users.append(operation)
     return Trace(kept, first, output)
+
+
+def _require_shapes(net: nn.Module, input_shape: Sequence[int]) -> None:
+    """An error for lazy modules, whose parameters have no shape yet."""
+    tensors = (*net.named_parameters(), *net.named_buffers())
+    lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        batch = ", ".join(map(str, (1, *input_shape)))
+        raise TranslationError(
+            f"expected a network whose parameters have shapes; {type(net).__name__} has lazy ones, such as {lazy[0]!r}. "
+            f"Run the network once first: net(torch.zeros({batch}))."
+        )
 
 
 def _copy(net: nn.Module) -> nn.Module:

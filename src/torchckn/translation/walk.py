@@ -19,6 +19,7 @@ from .assembly import Builder
 from .builder import Step, rule_module
 from .compositions import Composition
 from .rules import RULES, Rule, reason_against
+from .rules.refusals import crops_vector
 from .rules.shapes import SELECTING, SEVERAL, moving
 from .trace import Key, Operation, Trace, trace
 from .values import Layout, Value
@@ -55,7 +56,7 @@ def apply_rules(traced: Trace, shape: tuple[int, ...], builder: Builder) -> dict
         # Not translated: the input and parameters, arithmetic with sizes, and with parameters alone (a weight times a mask).
         if operation.key is None or _is_bookkeeping(operation) or not step.raw_inputs:
             continue
-        key = None if operation.is_lost else _rule_key(operation)
+        key = None if operation.is_lost or crops_vector(operation) else _rule_key(operation)
         if key is None:
             raise step.refuse(*reason_against(operation))
         if not operation.is_tensor and key not in SEVERAL:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ..choices import as_integer
 from ..errors import ConfigError
 from ..nn.geometry import Pair, pair
 
@@ -24,9 +25,9 @@ class ConvNet(nn.Module):
         super().__init__()
         self.filters = filters
         if in_channels is not None:
-            if type(in_channels) is not int or in_channels < 1:
+            if (channels := as_integer(in_channels, 1)) is None:
                 raise ConfigError(f"in_channels expected an integer >= 1, got {in_channels!r}")
-            self.input_shape = (in_channels, *type(self).input_shape[1:])  # type: ignore[misc]
+            self.input_shape = (channels, *type(self).input_shape[1:])  # type: ignore[misc]
 
     @classmethod
     def options_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..choices import as_integer
 from ..errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def build(name: str, filters: int | None = None, **options: Any) -> ConvNet:
     for option in options:
         if option not in valid_options:
             raise unknown_name(f"option of {name}", option, valid_options)
-    if filters is not None and (not isinstance(filters, int) or filters < 1):
+    widths = as_integer(filters, 1)
+    if filters is not None and widths is None:
         raise ConfigError(f"filters expected an integer >= 1, or None for the original widths, got {filters!r}")
-    return architecture(filters=filters, **options)
+    return architecture(filters=widths, **options)

@@ -57,7 +57,7 @@ def is_fixed(step: Step) -> bool:
 
 def axes_of(step: Step, position: int = 1) -> set[str]:
     """The axes that an operation reduces: channels c, rows h, columns w, positions p; ``position`` of the argument ``dim``."""
-    dims = step.option("axis", position) if "axis" in step.operation.kwargs else step.option("dim", position)
+    dims = step.option("dim", position)
     every = range(1 + len(step.input_shape))
     dims = {d % len(every) for d in ([dims] if isinstance(dims, int) else dims or every)}
     names = "n" + (step.input.layout if len(step.input_shape) == len(step.input.layout) else "?" * len(step.input_shape))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import nn
 
-from ..trace import Operation
+from ..operation import Operation, operations_in
 
 _REASONS: list[tuple[tuple[type, ...], str, str]] = [
     ((nn.RNNBase, nn.RNNCellBase), "recurrent layers are not convolutional", "Translate the convolutional part by itself."),
@@ -33,8 +34,16 @@ _REASONS: list[tuple[tuple[type, ...], str, str]] = [
 _MOVES = ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "swapdims")
 
 
+def crops_vector(operation: Operation) -> bool:
+    """Whether it is a negative padding of vectors, in which channels and positions may be one axis."""
+    given = next((o for o in operations_in((operation.args, operation.kwargs)) if o.is_tensor), operation)
+    return operation.key is F.pad and len(operation.shape) == 1 and operation.shape < given.shape
+
+
 def reason_against(operation: Operation) -> tuple[str, str]:
     """Why an operation has no rule, and what to do about it."""
+    if crops_vector(operation):
+        return "it crops vectors", "Select channels before they are flattened, with x[:, :n]."
     if operation.is_lost:
         return (
             "it changes a part of a tensor in place that is read later",

@@ -1,0 +1,31 @@
+"""Derivatives that are written by hand: first ones only, and nobody gets a wrong second one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .errors import DerivativeError
+
+
+def first_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``backward`` of a ``torch.autograd.Function``, which refuses to be differentiated itself.
+
+    ``torch.autograd.function.once_differentiable`` raises no error if the incoming gradient is a constant, as that of a loss is:
+    second derivatives through the saved tensors would be 0.
+    """
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        # Gradients are enabled here for `create_graph=True` only. What is compiled has an error of torch's own for it.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise DerivativeError(
+                "expected a first derivative, got create_graph=True, which is for second ones: kernel layers have none; "
+                "leave create_graph out, and compute Hessian-vector products by finite differences of gradients"
+            )
+        return backward(ctx, *gradients)
+
+    return checked
