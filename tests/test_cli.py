@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import torchckn
-from torchckn import data, runs
+from torchckn import DataError, data, runs
 from torchckn.draw.board import Board
 from torchckn.settings import Settings
 from torchckn.trained import load_trained
@@ -360,6 +360,12 @@ def test_own_images_are_found_from_any_folder_and_evaluated_by_the_names_of_thei
     status, _, err = command("report", run, "-o", tmp_path / "report.pdf")
     assert status == 2
     assert "--output expected a file ending in .html, got" in err
+    (tmp_path / "pictures" / "one").rename(tmp_path / "pictures" / "uno")
+    status, _, err = command("report", run, "-o", tmp_path / "report.html")
+    assert status == 1
+    assert "expected images of the classes one, six, zero, got uno; rename" in err
+    with pytest.raises(DataError, match="expected images of the classes one, six, zero, got uno; rename"):
+        Board([run])
 
 
 def test_a_network_may_import_a_file_next_to_it(command: Callable[..., Result], tmp_path: Path) -> None:

@@ -104,3 +104,12 @@ def test_a_classifier_that_a_convnet_uses_twice_is_refused() -> None:
 
     with pytest.raises(TranslationError, match="a classifier that is used once, got 'last' of Twice, which is used 2 times"):
         torchckn.ScaledConvNet(Twice(), (1, 4, 4))
+
+
+def test_advice_without_validation_data_is_what_helps_the_method() -> None:
+    train_data, _ = digits()
+    with pytest.raises(ConfigError, match=r"pass valid_data, or the penalty itself \(lam, --lam\), or a number of folds"):
+        torchckn.train(network(), train_data, folds=0, steps=1)
+    with pytest.raises(ConfigError, match=r"or no classifier at the end \(final_head=False, --no-final-head\)"):
+        torchckn.train(convnet(), train_data, steps=1)
+    assert torchckn.train(convnet(), train_data, steps=1, final_head=False).steps == 1
