@@ -28,9 +28,14 @@ def batches(
         yield images, targets
 
 
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """What chooses the images of a loader, also where that is part of a batch sampler of one's own."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
 def check_whole(data: Any) -> None:
     """An error for a ``DataLoader`` that gives each process a part of the data, which each then takes for all of them."""
-    sampler = getattr(data.batch_sampler, "sampler", data.sampler) if isinstance(data, DataLoader) else None
+    sampler = sampler_of(data) if isinstance(data, DataLoader) else None
     if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         raise ConfigError(
             "expected data that are the same in all processes, got a DataLoader with a DistributedSampler, which gives each of "

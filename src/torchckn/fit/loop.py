@@ -168,10 +168,9 @@ class TrainingLoop(TrainingState):
                 self.history.append(record)
                 if "valid_accuracy" in record:
                     self._tell("on_validation_end", record)
-                self._agree_on_stopping()  # which the checkpoint of this step depends on
                 self._tell("on_step_end", record)
                 if self._agree_on_stopping() and self.store:
-                    self.store.save_checkpoint(*self.state())
+                    self.store.save_checkpoint(*self.state())  # which says that it ends here
             if self._asked_to_stop and self.stop_reason is None:
                 raise KeyboardInterrupt(
                     f"training was interrupted after step {self.step} of {self.steps}; {self._how_to_resume}"
@@ -188,8 +187,7 @@ class TrainingLoop(TrainingState):
 
     def finish(self) -> TrainResult:
         """The classifier on all features, and the run's result."""
-        if self.config.rollback and self.step and self.batches.at_end_of_epoch:
-            self._check_epoch()
+        self._check_epoch()
         self._tell("on_steps_end")
         clock = self.clock()
         lam = self.net.penalty
@@ -215,8 +213,7 @@ class TrainingLoop(TrainingState):
     # One step
 
     def _one_step(self) -> Record:
-        if self.config.rollback and self.step and self.batches.at_end_of_epoch:
-            self._check_epoch()
+        self._check_epoch()
         assert self.method is not None
         trials = Trials(self.method, self.batches, self.schedule, self.steps - self.step)
         self.lr = self.schedule.choose(self.step, self.steps, self.lr, trials)
@@ -232,7 +229,9 @@ class TrainingLoop(TrainingState):
         return {"step": self.step, "loss": loss, "accuracy": accuracy, "lr": lr}
 
     def _check_epoch(self) -> None:
-        """Go back to the epoch before if training accuracy dropped by more than the paper allows."""
+        """With ``rollback``, at the end of an epoch: go back to the one before if training accuracy dropped by too much."""
+        if not (self.config.rollback and self.step and self.batches.at_end_of_epoch):
+            return
         recent = [record["accuracy"] for record in self.history if "accuracy" in record][-self.batches.steps_per_epoch :]
         accuracy = sum(recent) / max(1, len(recent))
         assert self.method is not None

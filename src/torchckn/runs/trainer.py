@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 from ..data import size_of
-from ..data.batches import check_whole
+from ..data.batches import check_whole, sampler_of
 from ..distributed import check_agreement, code_digest, digest_of, from_first, is_first, rank, world
 from ..errors import ConfigError, DataError
 from ..fit.batches import TrainingBatches
@@ -236,7 +236,7 @@ def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfi
 
 
 def _shuffles_by_itself(loader: DataLoader[Any]) -> bool:
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    sampler = sampler_of(loader)
     return isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) and sampler.generator is None
 
 

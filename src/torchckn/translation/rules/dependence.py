@@ -10,9 +10,8 @@ from ..builder import Builder, Value
 
 def share_units(builder: Builder, *values: Value) -> bool:
     """Whether two of the values are computed from the same units, or from units with the same weights."""
-    units = [
-        layers_before(builder.nodes, value.node, identity=False) for value in values
-    ]  # with random weights of their own
+    # Layers with identity filters have no random weights of their own.
+    units = [layers_before(builder.nodes, value.node, identity=False) for value in values]
     return builder.shares_weights or any(first & second for first, second in combinations(units, 2))
 
 
