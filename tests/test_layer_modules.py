@@ -24,13 +24,13 @@ from .contracts import KERNELS, Case
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    original = base.projection
+    original = base.inverse_root
 
     def counting(*args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(base, "projection", counting)
+    monkeypatch.setattr(base, "inverse_root", counting)
     return calls
 
 

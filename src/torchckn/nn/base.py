@@ -20,7 +20,7 @@ from ..kernels import Kernel, RBFSphere
 from ..tracing import is_traced, untraced
 from .checks import require
 from .devices import reads_are_free, wide_dtype
-from .functional import block_count, precomputed_projection, projection
+from .functional import block_count, filter_gram, inverse_root, precomputed_root
 from .geometry import draw_normal
 from .invsqrt import Spectrum, check_method, resolve_method
 from .native import equal
@@ -101,6 +101,15 @@ class KernelLayer(nn.Module):
         """The filters as rows, W of the paper: (f, s), or (regions, f, s)."""
         return self.weight.flatten(-self.filter_dims)
 
+    def factors(self) -> tuple[Tensor, ...]:
+        """What :meth:`gram` is computed from, rows of unit norm: the filters, or their factors."""
+        return (self.filter_matrix(),)
+
+    def gram(self, *factors: Tensor) -> Tensor:
+        """A(W)^-2, the Gram matrix of the filters with eps on its diagonal: (..., f, f)"""
+        (rows,) = factors
+        return filter_gram(rows, self.kernel, self.eps)
+
     @torch.no_grad()
     def normalize_(self) -> KernelLayer:
         """Normalize every filter to unit norm, in place; an all-zero filter has no direction and raises an error."""
@@ -143,23 +152,20 @@ class KernelLayer(nn.Module):
         if self._shared is not None:
             return self._shared
         if self.training or torch.compiler.is_compiling():
-            weight = self.filter_matrix()
-            self._check_filters(weight)
             spectrum = None if torch.compiler.is_compiling() else self._spectrum
-            return projection(weight, self.kernel, self.eps, self.inverse_sqrt, self.root_block, spectrum)
+            return inverse_root(self._checked_factors(), self.gram, self.inverse_sqrt, self.root_block, spectrum)
         cached = self.cached_root()
         # torch.jit.trace gets a constant: it checks itself without gradients, and has to record the same.
-        trained = (p.requires_grad for p in (self.weight, *self.kernel.parameters()))
+        trained = (p.requires_grad for p in (*self.sphere_parameters(), *self.kernel.parameters()))
         if torch.is_grad_enabled() and not is_traced() and any(trained):
-            rows = self.filter_matrix().to(cached.wide.dtype)
-            root = precomputed_projection(rows, self.kernel, self.eps, cached.wide, self.root_block)
-            return root.to(self.weight.dtype, copy=True)
+            wide = [factor.to(cached.wide.dtype) for factor in self.factors()]
+            return precomputed_root(wide, self.gram, cached.wide, self.root_block).to(self.weight.dtype, copy=True)
         return cached.root
 
     def batching_key(self) -> object | None:
         """What layers have in common whose roots can be computed together; None for a root that is computed by itself."""
         kernel, device = self.kernel, self.weight.device
-        usual = type(self).projection is KernelLayer.projection and self.weight.ndim == self.filter_dims + 1
+        usual = type(self).gram is KernelLayer.gram and self.weight.ndim == self.filter_dims + 1
         method = resolve_method(self.inverse_sqrt, device)[0]
         simple = usual and self.filter_matrix().ndim == 2 and block_count(self.filters, self.root_block) == 1
         if not simple or method != "eigh" or kernel.is_steep or parameters_of(kernel) or not self.training:
@@ -174,10 +180,10 @@ class KernelLayer(nn.Module):
             with untraced():
                 return self.cached_root()
         kernel = self.kernel
-        own = vars(kernel)
-        attributes = {name: own[name] for name in own.keys() - _OF_MODULES if isinstance(own[name], (int, float, str))}
-        settings = (type(kernel), attributes, self.eps, self.inverse_sqrt, self.root_block)
-        tensors: list[Tensor] = [self.weight]
+        values = vars(kernel)
+        numbers = {name: values[name] for name in values.keys() - _OF_MODULES if isinstance(values[name], (int, float, str))}
+        settings = (type(kernel), numbers, self.eps, self.inverse_sqrt, self.root_block)
+        tensors: list[Tensor] = [*self.sphere_parameters()]
         if (
             kernel._parameters or kernel._buffers or kernel._modules
         ):  # a kernel has none, as a rule, and listing them takes time
@@ -186,25 +192,31 @@ class KernelLayer(nn.Module):
         if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):
             # A tensor made in inference mode could not be used outside of it.
             with torch.inference_mode(False), torch.no_grad():
-                weight = self.filter_matrix()
-                self._check_filters(weight)
-                wide = weight.to(wide_dtype(weight.device))
-                root = projection(wide, kernel, self.eps, self.inverse_sqrt, self.root_block)
-                self._cache = CachedRoot(settings, [t.clone() for t in tensors], root, root.to(weight.dtype, copy=True))
+                wide = [factor.to(wide_dtype(factor.device)) for factor in self._checked_factors()]
+                root = inverse_root(wide, self.gram, self.inverse_sqrt, self.root_block)
+                own = root.to(self.weight.dtype, copy=True)
+                self._cache = CachedRoot(settings, [t.clone() for t in tensors], root, own)
         return self._cache
 
-    def _check_filters(self, weight: Tensor) -> None:
+    def _checked_factors(self) -> tuple[Tensor, ...]:
+        """:meth:`factors`, after a check of their norms."""
+        factors = self.factors()
         if torch.compiler.is_compiling():
-            return
+            return factors
         if self.init == "identity":
-            identity = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+            weight = self.weight.detach().flatten(1)
             require(
-                weight.detach() == identity,
+                weight == torch.eye(len(weight), dtype=weight.dtype, device=weight.device),
                 lambda: NumericalError(
                     "expected the fixed filters of an identity layer, got changed ones; build the layer with init='kmeans'"
                 ),
             )
-        low, high = torch.linalg.vector_norm(weight.detach(), dim=-1).aminmax()
+        for factor in factors:
+            self._check_norms(factor.detach())
+        return factors
+
+    def _check_norms(self, rows: Tensor) -> None:
+        low, high = torch.linalg.vector_norm(rows, dim=-1).aminmax()
         require(
             (low > 0.9) & (high < 1.1),
             lambda: NumericalError(

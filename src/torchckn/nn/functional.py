@@ -71,31 +71,54 @@ def projection(
 ) -> Tensor:
     """A(W), the symmetric matrix that turns kernel values with the filters into coordinates. (..., f, f)
 
-    If the root is computed in float64, so is the Gram matrix: for nearly parallel filters, its rounding error would dominate
-    the error of a float32 gradient. ``block``: filters per root, at most; A(W) is then block-diagonal, see above.
-    ``spectrum``: of these filters, see :func:`~torchckn.nn.invsqrt.inverse_sqrt`.
+    ``block``: filters per root, at most; A(W) is then block-diagonal, see above. ``spectrum``: of these filters, see
+    :func:`~torchckn.nn.invsqrt.inverse_sqrt`.
     """
-    blocks = filter_blocks(weight, block)
+    return inverse_root((weight,), lambda rows: filter_gram(rows, kernel, eps), method, block, spectrum)
+
+
+def inverse_root(
+    factors: Sequence[Tensor],
+    gram: Callable[..., Tensor],
+    method: str = "auto",
+    block: int | None = None,
+    spectrum: Spectrum | None = None,
+) -> Tensor:
+    """``gram(*factors)^(-1/2)``, where the Gram matrix is that of filters with one or several factors, each (..., f, s).
+
+    If the root is computed in float64, so is the Gram matrix: for nearly parallel filters, its rounding error would dominate
+    the error of a float32 gradient.
+    """
+    blocks = _blocks_of_all(factors, block)
     if len(blocks) > 1:
         spectra = [spectrum and spectrum.part(i) for i in range(len(blocks))]
         pairs = zip(blocks, spectra, strict=True)
-        return block_diagonal([projection(part, kernel, eps, method, spectrum=own) for part, own in pairs])
-    method, iters = resolve_method(method, weight.device)
-    wide = weight.to(wide_dtype(weight.device)) if computes_wide(method, weight.device, weight.shape[-2]) else weight
-    with own_precision(weight.device):
-        return inverse_sqrt(filter_gram(wide, kernel, eps), method, iters=iters, spectrum=spectrum).to(weight.dtype)
+        return block_diagonal([inverse_root(part, gram, method, spectrum=own) for part, own in pairs])
+    first = factors[0]
+    method, iters = resolve_method(method, first.device)
+    wide = wide_dtype(first.device) if computes_wide(method, first.device, first.shape[-2]) else first.dtype
+    with own_precision(first.device):
+        matrix = gram(*(factor.to(wide) for factor in factors))
+        return inverse_sqrt(matrix, method, iters=iters, spectrum=spectrum).to(first.dtype)
 
 
-def precomputed_projection(weight: Tensor, kernel: Kernel, eps: float, root: Tensor, block: int | None = None) -> Tensor:
-    """``root``, which equals A(W), as a differentiable function of the filters and the bandwidth; costs little until backward."""
-    blocks = filter_blocks(weight, block)
+def precomputed_root(
+    factors: Sequence[Tensor], gram: Callable[..., Tensor], root: Tensor, block: int | None = None
+) -> Tensor:
+    """``root``, which equals :func:`inverse_root`, as a differentiable function of the factors; costs little until backward."""
+    blocks = _blocks_of_all(factors, block)
     if len(blocks) == 1:
-        return precomputed_inverse_sqrt(filter_gram(weight, kernel, eps), root)
+        return precomputed_inverse_sqrt(gram(*factors), root)
     roots, start = [], 0
     for part in blocks:
-        here = slice(start, start := start + part.shape[-2])
-        roots.append(precomputed_projection(part, kernel, eps, root[..., here, here] * len(blocks) ** 0.5))
+        here = slice(start, start := start + part[0].shape[-2])
+        roots.append(precomputed_root(part, gram, root[..., here, here] * len(blocks) ** 0.5))
     return block_diagonal(roots)
+
+
+def _blocks_of_all(factors: Sequence[Tensor], block: int | None) -> list[tuple[Tensor, ...]]:
+    """The factors of the filters of each block."""
+    return list(zip(*(filter_blocks(factor, block) for factor in factors), strict=True))
 
 
 def block_count(filters: int, block: int | None) -> int:

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from ..choices import Init, as_integers
 from ..errors import ConfigError, DataError
 from ..kernels import Linear
-from ..tracing import is_traced, untraced
-from .base import CachedRoot, KernelLayer, _all_equal
-from .devices import computes_wide, own_precision, wide_dtype
-from .functional import block_diagonal, filter_blocks
+from .base import KernelLayer
+from .devices import own_precision
+from .functional import gram_of_cosines
 from .geometry import draw_normal
-from .invsqrt import Spectrum, inverse_sqrt, resolve_method
 from .layers import require_same_type
 
 
@@ -77,26 +75,13 @@ class KernelProduct(KernelLayer):
         """The filters as tensor products: (f, C1 C2)"""
         return tensor_products(self.weight, self.second_weight)
 
-    def projection(self) -> Tensor:
-        if self._shared is not None:
-            return self._shared
-        if is_traced() and not self.training:  # as in KernelLayer: a constant
-            with untraced(), torch.no_grad():
-                return self.projection()
-        factors: list[Tensor] = [self.weight, self.second_weight]
-        has_gradient = torch.is_grad_enabled() and any(factor.requires_grad for factor in factors)
-        if self.training or torch.compiler.is_compiling() or has_gradient:
-            self._check_filters(torch.cat(factors, 1) / 2**0.5)
-            spectrum = None if torch.compiler.is_compiling() else self._spectrum
-            return pair_projection(factors[0], factors[1], self.eps, self.inverse_sqrt, self.root_block, spectrum)
-        settings = (self.eps, self.inverse_sqrt, self.root_block)
-        if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, factors):
-            self._check_filters(torch.cat(factors, 1) / 2**0.5)
-            with torch.inference_mode(False), torch.no_grad():
-                copies = [w.detach().clone() for w in factors]
-                root = pair_projection(copies[0], copies[1], self.eps, self.inverse_sqrt, self.root_block)
-                self._cache = CachedRoot(settings, copies, root, root)
-        return self._cache.root.clone()
+    def factors(self) -> tuple[Tensor, ...]:
+        return self.weight, self.second_weight
+
+    def gram(self, *factors: Tensor) -> Tensor:
+        """The product of the Gram matrices of both factors: that of their tensor products."""
+        first, second = (factor @ factor.mT for factor in factors)
+        return gram_of_cosines(first * second, self.kernel, self.eps)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         for x, channels in zip((first, second), self.in_channels, strict=True):
@@ -106,7 +91,7 @@ class KernelProduct(KernelLayer):
                     f"{tuple(first.shape)} and {tuple(second.shape)}"
                 )
             require_same_type("KernelProduct", x, self.weight)
-        return kernel_product(first, second, self.weight, self.second_weight, self.projection())
+        return kernel_product(first, second, self.weight, self.second_weight, self.own_projection())
 
     def extra_repr(self) -> str:
         return f"{self.filters}, {self.in_channels}, eps={self.eps:g}, init={self.init}"
@@ -127,29 +112,6 @@ def pair_responses(first: Tensor, second: Tensor, weight: Tensor, second_weight:
     if both[0].ndim != both[1].ndim:
         both = [x[:, :, None, None] if x.ndim == 2 else x for x in both]
     return both[0] * both[1]
-
-
-def pair_projection(
-    weight: Tensor,
-    second_weight: Tensor,
-    eps: float,
-    method: str = "auto",
-    block: int | None = None,
-    spectrum: Spectrum | None = None,
-) -> Tensor:
-    """A, from the Gram matrix of tensor products: the product of the Gram matrices. (f, f)"""
-    pairs = list(zip(filter_blocks(weight, block), filter_blocks(second_weight, block), strict=True))
-    if len(pairs) > 1:
-        spectra = [spectrum and spectrum.part(i) for i in range(len(pairs))]
-        parts = zip(pairs, spectra, strict=True)
-        return block_diagonal([pair_projection(*pair, eps, method, spectrum=own) for pair, own in parts])
-    method, iters = resolve_method(method, weight.device)
-    dtype = wide_dtype(weight.device) if computes_wide(method, weight.device, len(weight)) else weight.dtype
-    wide = [w.to(dtype) for w in (weight, second_weight)]
-    with own_precision(weight.device):
-        gram = (wide[0] @ wide[0].mT) * (wide[1] @ wide[1].mT)
-        gram = (gram + gram.mT) / 2 + eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-        return inverse_sqrt(gram, method, iters=iters, spectrum=spectrum).to(weight.dtype)
 
 
 def tensor_products(first: Tensor, second: Tensor) -> Tensor:
