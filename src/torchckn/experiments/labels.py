@@ -27,7 +27,9 @@ LEARNER_NAMES = {
     "convnet-augmented": "ConvNet, AdamW, augmented",
     "svm": "RBF SVM on pixels",
     "hog-svm": "RBF SVM on HOG",
+    "hog-svm-augmented": "RBF SVM on HOG, augmented",
     "kmeans": "k-means features",
+    "kmeans-augmented": "k-means features, augmented",
 }
 METHOD_NAMES = {
     "ulr": "ULR",
