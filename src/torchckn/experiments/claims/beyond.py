@@ -6,14 +6,13 @@ Read first: :mod:`torchckn.experiments.claims.paper`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from ..comparisons import difference_case, differences, differences_by_labels
+from ..comparisons import difference_case, differences, differences_by_labels, with_regularization_of_own_labels
 from ..judging import ABOVE_ZERO, EXTENSION, Case, Claims
 from ..labels import DATA_NAMES, LEARNER_NAMES, grouped, joined_label, value_label
 from ..labels import NETWORK_NAMES as NAMES
-from ..results import Result, Results, paired
+from ..results import Result, Results
 
 CLAIMS = Claims()
 _claim = CLAIMS.add
@@ -72,18 +71,6 @@ def _untuned(results: Results, data: str, learner: str) -> list[Result]:
     return results.of("untuned", data=data, learner=learner)
 
 
-def _tuned_on_own_labels(results: Results, data: str, learner: str) -> list[Result]:
-    """With one of two regularizations, for each number of labels the one that is more accurate in cross-validation on them."""
-    pairs = paired(_untuned(results, data, learner), _of_few_labels(results, data, learner))
-    return [replace(first, history=_better(first.history, second.history)) for first, second in pairs]
-
-
-def _better(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    other = {record["labels"]: record for record in second}
-    both = [(record, other[record["labels"]]) for record in first if record["labels"] in other]
-    return [max(pair, key=lambda record: record["valid_accuracy"]) for pair in both]
-
-
 def _few_labels_claim(
     data: str,
     first: str,
@@ -106,6 +93,8 @@ def _few_labels_claim(
 for _data in ("cifar10", "mnist"):
     for _first, _second in (
         ("ckn-augmented", "convnet-augmented"),
+        ("ckn-augmented", "hog-svm-augmented"),
+        ("ckn-augmented", "kmeans-augmented"),
         ("ckn", "convnet"),
         ("ckn", "hog-svm"),
         ("ckn", "kmeans"),
@@ -115,9 +104,14 @@ _few_labels_claim("mnist", "ckn-ulr", "convnet")
 _few_labels_claim("mnist", "ckn-ulr", "convnet-augmented")
 for _setup, _runs_of in (
     ("regularization not tuned", _untuned),
-    ("regularization chosen between the two on the same labels", _tuned_on_own_labels),
+    ("regularization chosen between the two on the same labels", with_regularization_of_own_labels),
 ):
-    for _first, _second in (("ckn-augmented", "convnet-augmented"), ("ckn", "hog-svm")):
+    for _first, _second in (
+        ("ckn-augmented", "convnet-augmented"),
+        ("ckn-augmented", "kmeans-augmented"),
+        ("ckn", "hog-svm"),
+        ("ckn", "kmeans"),
+    ):
         _few_labels_claim("cifar10", _first, _second, f", {_setup}", _runs_of)
 
 
