@@ -136,13 +136,14 @@ def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
     found = verdicts(*runs, decayed, trained)
     by_optimizer = [judged.measured for claim, judged in found.items() if "in equal total time" in claim]
     assert by_optimizer == [
-        "8 filters, 4 minutes: +10.0 points (n = 1)<br>8 filters, 30 minutes: -5.0 points (n = 1)",
-        "8 filters, 4 minutes: -10.0 points (n = 1)",
-        "8 filters, 4 minutes: +30.0 points (n = 1)",
-        "8 filters, 4 minutes: +10.0 points (n = 1)",
+        "8 filters, 4 minutes (0.99 times the ConvNet's time): +10.0 points (n = 1)"
+        "<br>8 filters, 30 minutes (1.02 times the ConvNet's time): -5.0 points (n = 1)",
+        "8 filters, 4 minutes (1.31 times the ConvNet's time): -10.0 points (n = 1)",
+        "8 filters, 4 minutes (0.74 times the ConvNet's time): +30.0 points (n = 1)",
+        "8 filters, 4 minutes (0.98 times the ConvNet's time): +10.0 points (n = 1)",
         "",
         "",
-        "8 filters, 4 minutes: +5.0 points (n = 1)",
+        "8 filters, 4 minutes (1.01 times the ConvNet's time): +5.0 points (n = 1)",
     ]
 
 

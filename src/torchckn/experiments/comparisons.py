@@ -86,6 +86,12 @@ def differences(first: list[Result], second: list[Result], key: str) -> list[flo
     return [100 * (a[key] - b[key]) for a, b in paired(first, second)]
 
 
+def time_ratio(first: list[Result], second: list[Result]) -> str:
+    """The total time of the first runs relative to that of the second, of the seeds that both have."""
+    ours, others = (sum(run.total_seconds for run in runs) for runs in zip(*paired(first, second), strict=True))
+    return f"{ours / others:.2f}"
+
+
 def differences_by_labels(first: list[Result], second: list[Result]) -> dict[int, list[float]]:
     """By the number of labels, in percentage points, draw by draw: both learners have the same labels in a draw."""
     pairs = paired(first, second)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..plots import COLOURS, zoom_to_ends
-from .comparisons import differences, differences_by_labels, with_regularization_of_own_labels
+from .comparisons import differences, differences_by_labels, time_ratio, with_regularization_of_own_labels
 from .figures import curve_points, panel_grid, plot_with_range, set_labels_axis
 from .judging import ABOVE_ZERO, estimate
 from .labels import DATA_NAMES
-from .results import Result, Results, accuracies_by_labels, paired
+from .results import Result, Results, accuracies_by_labels
 from .tables import markdown_table
 
 if TYPE_CHECKING:
@@ -85,9 +85,8 @@ def _comparisons(results: Results) -> Iterator[_Comparison]:
             convnet = results.of(**how, filters=filters)
             by_seed = differences(ckn, convnet, "test_accuracy")
             if by_seed:
-                ours, theirs = (sum(run.total_seconds for run in some) for some in zip(*paired(ckn, convnet), strict=True))
                 situation = f"CIFAR-10, all labels, All-CNN-C with {filters} filters"
-                yield _Comparison(situation, f"half an hour, {setup}", by_seed, f"{ours / theirs:.2f}")
+                yield _Comparison(situation, f"half an hour, {setup}", by_seed, time_ratio(ckn, convnet))
 
 
 def _runs(results: Results, kind: _Selection, data: str) -> list[Result]:

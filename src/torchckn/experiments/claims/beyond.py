@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..comparisons import difference_case, differences, differences_by_labels, with_regularization_of_own_labels
+from ..comparisons import (
+    difference_case,
+    differences,
+    differences_by_labels,
+    time_ratio,
+    with_regularization_of_own_labels,
+)
 from ..judging import ABOVE_ZERO, EXTENSION, Case, Claims
 from ..labels import DATA_NAMES, LEARNER_NAMES, grouped, joined_label, value_label
 from ..labels import NETWORK_NAMES as NAMES
@@ -32,9 +38,18 @@ def _equal_time_claim(by: str, augment: str = "none", bandwidths: bool = False, 
             same = {"filters": filters, "total_seconds": seconds, "augment": augment}
             ckn = results.of("equal-time", kind="ckn", centering="feature", bandwidths=bandwidths, **same)
             other = results.of("equal-time", kind="convnet", **convnet, **same)
-            label = joined_label(["filters", "total_seconds"], [filters, seconds])
-            cases += difference_case(label, differences(ckn, other, "test_accuracy"), ABOVE_ZERO)
+            cases += _in_equal_time(same, ckn, other)
         return cases, ""
+
+
+def _in_equal_time(same: dict[str, Any], ckn: list[Result], convnet: list[Result]) -> list[Case]:
+    """The case of a pair of networks, with the time that they actually took."""
+    by_seed = differences(ckn, convnet, "test_accuracy")
+    if not by_seed:
+        return []
+    names = ["filters", "total_seconds"]
+    label = f"{joined_label(names, [same[name] for name in names])} ({time_ratio(ckn, convnet)} times the ConvNet's time)"
+    return difference_case(label, by_seed, ABOVE_ZERO)
 
 
 _SGD: dict[str, Any] = {"optimizer": "sgd", "method": "sgd", "centering": "feature"}
@@ -52,8 +67,7 @@ def _other_learning_rate(results: Results) -> tuple[list[Case], str]:
     half_hour = {"filters": 16, "total_seconds": 1800}
     ckn = results.of("equal-time", kind="ckn", bandwidths=True, augment="none", **half_hour)
     convnet = results.of("tuning", kind="convnet", weight_decay=0.0005, lr="cosine:0.3", **half_hour)
-    label = joined_label(list(half_hour), list(half_hour.values()))
-    return difference_case(label, differences(ckn, convnet, "test_accuracy"), ABOVE_ZERO), ""
+    return _in_equal_time(half_hour, ckn, convnet), ""
 
 
 _equal_time_claim("SGD from the paper's weights", "flip,crop", **_SGD, weight_decay=0.0)
