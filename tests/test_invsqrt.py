@@ -214,3 +214,17 @@ def test_bad_matrices_are_refused_with_a_reason(
 def test_the_error_for_an_unknown_method_suggests_the_closest_one() -> None:
     with pytest.raises(ConfigError, match="unknown inverse square root method 'eig'.*Did you mean 'eigh'"):
         torchckn.inverse_sqrt(torch.eye(2), "eig")
+
+
+@pytest.mark.parametrize("size", [1e-24, 1e20])
+def test_newton_takes_matrices_whose_squares_are_no_numbers(size: float) -> None:
+    matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]]) * size
+    torch.testing.assert_close(
+        torchckn.inverse_sqrt(matrix, "newton"), torchckn.inverse_sqrt(matrix, "eigh"), rtol=1e-4, atol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_svd_of_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    matrix = torch.eye(3, dtype=dtype) * 4
+    torch.testing.assert_close(torchckn.inverse_sqrt(matrix, "svd"), torch.eye(3, dtype=dtype) / 2)

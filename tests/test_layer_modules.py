@@ -13,7 +13,7 @@ from torch import nn
 
 import torchckn
 from torchckn import kernels
-from torchckn.errors import ConfigError, DataError, NumericalError
+from torchckn.errors import ConfigError, DataError, DerivativeError, NumericalError
 from torchckn.nn import GaussianPool2d, KernelConv2d, KernelLayer, KernelLinear, KernelLocal2d, KernelSum, base
 
 from .contracts import KERNELS, Case
@@ -281,3 +281,44 @@ def test_the_filters_of_an_identity_layer_are_fixed() -> None:
 def test_every_error_is_a_ckn_error() -> None:
     with pytest.raises(torchckn.CKNError):
         KernelConv2d(1, 2, 0)
+
+
+def test_in_eval_mode_another_kernel_of_the_same_class_has_a_root_of_its_own(generator: torch.Generator) -> None:
+    x = torch.rand(2, 1, 8, 8, generator=generator)
+    layer = KernelConv2d(1, 8, 3, kernel=kernels.Dual("mine", degree=1, coefficients=[0.5, 0.5]), generator=generator).eval()
+    with torch.no_grad():
+        layer(x)
+        layer.kernel = kernels.Dual("mine", degree=1, coefficients=[0.1, 0.9])
+        torch.testing.assert_close(layer(x), copy.deepcopy(layer).train()(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # which torch calls itself
+@pytest.mark.parametrize("training", [False, True])
+def test_derivatives_in_forward_mode_and_of_torch_func_are_refused_with_the_remedy(
+    training: bool, generator: torch.Generator
+) -> None:
+    x, layer = torch.rand(2, 1, 8, 8, generator=generator), KernelConv2d(1, 8, 3, generator=generator).train(training)
+    message = "KernelConv2d expected backward.* or torch.autograd.grad, got a transformation of torch.func"
+    for transformed in (
+        torch.func.grad(lambda images: layer(images).sum()),
+        torch.func.vmap(lambda image: layer(image[None])),
+        lambda images: torch.func.jvp(layer, (images,), (images,)),
+    ):
+        with pytest.raises(DerivativeError, match=message):
+            transformed(x)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level(), pytest.raises(DerivativeError, match=message):
+        layer(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+    torch.testing.assert_close(torch.func.functional_call(layer, dict(layer.named_parameters()), (x,)), layer(x))
+
+
+def test_a_window_may_be_a_list(generator: torch.Generator) -> None:
+    x = torch.rand(2, 1, 8, 8, generator=generator)
+    pairs = [
+        KernelConv2d(1, 8, 3, pool=nn.AvgPool2d(size), generator=torch.Generator().manual_seed(0)) for size in ([2, 2], 2)
+    ]
+    torch.testing.assert_close(pairs[0](x), pairs[1](x))
+
+
+def test_a_direct_sum_has_a_weight_for_each_branch() -> None:
+    with pytest.raises(DataError, match="KernelSum expected 2 branches, one for each weight, got 3"):
+        KernelSum([1.0, 2.0])(*torch.ones(3, 1, 1, 2, 2))

@@ -242,3 +242,38 @@ def test_gradients_in_float32_are_those_of_float64(case: Case, training: bool, g
         gradients.append(copied.weight.grad.double())
     curved = min(case.arguments.get("nu", 9), case.arguments.get("order", 9)) < 2  # unbounded second derivative at 1
     assert (gradients[0] - gradients[1]).norm() < (5e-3 if curved else 1e-4) * gradients[1].norm()
+
+
+@pytest.mark.parametrize("filters", [8, 10, 33])
+@pytest.mark.parametrize("kernel", [kernels.RBFSphere(0.6), kernels.Linear()], ids=["rbf", "linear"])
+def test_images_of_one_channel_whose_maps_have_one_column_have_the_numbers_of_float64(
+    kernel: kernels.Kernel, filters: int, generator: torch.Generator
+) -> None:
+    x = torch.rand(4, 1, 12, 3, generator=generator)
+    layer = KernelConv2d(1, filters, 3, stride=(1, 2), kernel=kernel, generator=generator)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x).double(), copy.deepcopy(layer).double()(x.double()), rtol=1e-3, atol=1e-4)
+    pool = GaussianPool2d(4)
+    last = x.clone(memory_format=torch.channels_last)
+    torch.testing.assert_close(pool(last), pool(last.double()).float())
+
+
+@pytest.mark.parametrize("base", [kernels.RBFSphere, kernels.Linear])
+def test_a_kernel_derived_from_ours_may_have_another_degree(
+    base: type[kernels.Kernel], monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    monkeypatch.setattr(kernels.Kernel, "_registry", dict(kernels.Kernel._registry))
+
+    class Squared(base):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.degree = 2
+
+    kernel, x = Squared(), torch.rand(5, 6, generator=generator)
+    layer = KernelConv2d(
+        6, 5, 1, kernel=kernel, eps=1e-6
+    )  # the images are its filters, so that it has the kernel's own Gram
+    with torch.no_grad():
+        layer.weight.copy_(nn.functional.normalize(x)[:, :, None, None])
+        features = layer(x[:, :, None, None]).flatten(1)
+    torch.testing.assert_close(features @ features.T, kernel.gram(x), rtol=1e-2, atol=1e-3)

@@ -193,6 +193,16 @@ def test_gates_are_exported(name: str, tmp_path: Path, generator: torch.Generato
             r"two inputs of \(3, 2\) channels",
         ),
         (
+            lambda: KernelProduct((3, 2), 4)(torch.rand(1, 3, 5, 5), torch.rand(1, 2, 4, 5)),
+            DataError,
+            r"images of the same size, or of one row or column, got \(1, 3, 5, 5\)",
+        ),
+        (
+            lambda: KernelProduct((3, 2), 4)([1.0], torch.rand(1, 2)),
+            DataError,
+            "KernelProduct expected a torch.Tensor, got list",
+        ),
+        (
             lambda: Product("p", filters=2).output_shape((3, 2, 2)),
             ConfigError,
             "expected two inputs with the same positions",

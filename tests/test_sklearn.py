@@ -175,6 +175,8 @@ def test_filters_trained_with_labels_do_better_and_can_be_saved(tmp_path: Path) 
 
 
 def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"kernel_size expected an integer >= 1, the side of the patches, got \(3, 3\)"):
+        CKNTransformer(kernel_size=(3, 3)).fit(np.zeros((4, 8, 8)) + np.arange(8))
     with pytest.raises(ConfigError, match="unknown method 'url'.*'ulr'"):
         CKNClassifier(method="url").fit(*some_digits(0, 50))  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torchckn.fit import SphereSGD
 from torchckn.fit.sphere import project_to_ball, project_to_sphere, tangent, transport, unit_or_zero
 from torchckn.graph import Conv, Dense, Graph
 from torchckn.kernels import RBFSphere
+from torchckn.nn import KernelConv2d
 from torchckn.nn import sphere_groups as groups
 
 seeds = st.integers(0, 2**32)
@@ -152,3 +154,19 @@ def test_bad_settings_and_steps_are_refused_and_change_nothing() -> None:
     with pytest.raises(NumericalError, match="smaller learning rate"):
         SphereSGD([weight], lr=0.1).step()
     assert torch.equal(weight, before)
+
+
+def test_what_layers_share_is_moved_once() -> None:
+    kernel = RBFSphere(0.6, trainable=True)
+    net = nn.Sequential(KernelConv2d(1, 4, 3, kernel=kernel), KernelConv2d(4, 4, 3, kernel=kernel))
+    optimizer = SphereSGD(groups(net), lr=0.1)
+    net(torch.rand(2, 1, 8, 8)).square().sum().backward()
+    optimizer.step()
+    assert math.isclose(abs(math.log(kernel.bandwidth / 0.6)), 0.1, rel_tol=1e-6)
+
+
+def test_parameters_that_are_no_filters_are_refused_without_a_number_of_dimensions() -> None:
+    layer = KernelConv2d(1, 4, 3, kernel=RBFSphere(0.6, trainable=True))
+    for parameters in (layer.parameters(), nn.Linear(3, 2).parameters()):
+        with pytest.raises(ConfigError, match=r"SphereSGD expected filters, .* pass torchckn.nn.sphere_groups"):
+            SphereSGD(parameters, lr=0.1)

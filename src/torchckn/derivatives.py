@@ -1,4 +1,4 @@
-"""Derivatives that are written by hand: first ones only, and nobody gets a wrong second one."""
+"""Derivatives that are written by hand: first ones only, in backward mode, and nobody gets a wrong one of another kind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .errors import DerivativeError
+
+
+def is_transformed() -> bool:
+    """Within transformations of ``torch.func``, and in forward mode: hand-written derivatives do not know these."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def require_plain_autograd(what: str) -> None:
+    if is_transformed():
+        raise DerivativeError(
+            f"{what} expected backward() or torch.autograd.grad, got a transformation of torch.func (grad, vmap, jvp, ...) or "
+            "derivatives in forward mode; call torch.autograd.grad, image by image for gradients of single images"
+        )
 
 
 def first_only(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,9 +36,10 @@ class NumericalError(CKNError, ArithmeticError):
 
 
 class DerivativeError(CKNError, RuntimeError):
-    """A second derivative is asked for, which kernel layers do not have.
+    """A derivative is asked for that kernel layers do not have: a second one, one in forward mode, or one of ``torch.func``.
 
-    Remedy: leave ``create_graph=True`` out, and use finite differences of gradients in place of second derivatives.
+    Remedy: use ``backward()`` or ``torch.autograd.grad``, leave ``create_graph=True`` out, and use finite differences of
+    gradients in place of second derivatives.
     """
 
 

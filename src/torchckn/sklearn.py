@@ -29,7 +29,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from . import zoo
-from .choices import Augmentation, Centering
+from .choices import Augmentation, Centering, as_integer
 from .data.sets import by_share, has_channels_last
 from .errors import ConfigError, DataError, unknown_name
 from .fit.classifier import HeadFit
@@ -134,6 +134,8 @@ class _CKNEstimator(BaseEstimator):  # type: ignore[misc]
             return self._translated((channels, height, width), images, pixels, classes, generator)
         nodes = list(pixels.nodes()) if pixels else []
         size = [height, width]
+        if as_integer(self.kernel_size, 1) is None:
+            raise ConfigError(f"kernel_size expected an integer >= 1, the side of the patches, got {self.kernel_size!r}")
         for i in range(self.layers):
             window = min(self.kernel_size, size[0]), min(self.kernel_size, size[1])
             kernel = RBFSphere(self.sigma)

@@ -56,6 +56,16 @@ class SphereSGD(Optimizer):
             raise ConfigError(f"momentum expected a number from 0 to 1 (without 1), got {momentum!r}")
         super().__init__(params, {"lr": lr, "normalize": normalize, "momentum": momentum, "dims": None})
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if group["dims"] is None and any(parameter.ndim < 2 for parameter in group["params"]):
+            del self.param_groups[-1]
+            raise ConfigError(
+                "SphereSGD expected filters, got a parameter of one dimension or none, such as a bias or a bandwidth; pass "
+                "torchckn.nn.sphere_groups(network), which has filters and bandwidths, and train others by another optimizer"
+            )
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step; ``closure``, if given, computes the gradients first."""

@@ -21,6 +21,8 @@ class Linear(Kernel):
         return t
 
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
+        if self.degree != 1:  # of a kernel that is derived from this one
+            return super().map(responses, squared_norms)
         return responses  # |x| <w, x> / |x|: the norms cancel
 
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:

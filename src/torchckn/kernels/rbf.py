@@ -82,6 +82,8 @@ class RBFSphere(Kernel):
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
         if torch.compiler.is_compiling() or is_traced() or responses.dtype not in (torch.float32, torch.float64):
             return super().map(responses, squared_norms)  # the compiler fuses the passes itself
+        if self.degree != 1:  # of a kernel that is derived from this one
+            return super().map(responses, squared_norms)
         if isinstance(self.sigma, Tensor) and self.sigma.device.type != "cpu":
             return super().map(responses, squared_norms)  # below, a trained bandwidth is read by the host
         return _RBFMap.apply(responses, squared_norms, self.sigma, inplace)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..choices import Init, as_integer, as_integers, check_choice
+from ..derivatives import require_plain_autograd
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
 from ..tracing import is_traced, untraced
@@ -28,6 +29,8 @@ from .walk import modules_of, parameters_of
 
 #: attributes that every module has
 _OF_MODULES = frozenset(vars(nn.Module()))
+#: attributes of a kernel that are compared by their values
+_PLAIN = (int, float, str, tuple)
 
 
 class CachedRoot(NamedTuple):
@@ -151,6 +154,8 @@ class KernelLayer(nn.Module):
         """:meth:`projection` for the layer's own use: it may be the cached tensor, which is not to be changed."""
         if self._shared is not None:
             return self._shared
+        if not torch.compiler.is_compiling():
+            require_plain_autograd(type(self).__name__)
         if self.training or torch.compiler.is_compiling():
             spectrum = None if torch.compiler.is_compiling() else self._spectrum
             return inverse_root(self._checked_factors(), self.gram, self.inverse_sqrt, self.root_block, spectrum)
@@ -181,8 +186,8 @@ class KernelLayer(nn.Module):
                 return self.cached_root()
         kernel = self.kernel
         values = vars(kernel)
-        numbers = {name: values[name] for name in values.keys() - _OF_MODULES if isinstance(values[name], (int, float, str))}
-        settings = (type(kernel), numbers, self.eps, self.inverse_sqrt, self.root_block)
+        plain = {name: values[name] for name in values.keys() - _OF_MODULES if isinstance(values[name], _PLAIN)}
+        settings = (kernel, plain, self.eps, self.inverse_sqrt, self.root_block)
         tensors: list[Tensor] = [*self.sphere_parameters()]
         if (
             kernel._parameters or kernel._buffers or kernel._modules
@@ -261,4 +266,5 @@ def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:
             for parameter in layer.kernel.parameters():
                 if parameter.requires_grad:
                     spheres.setdefault(0, []).append(parameter)
-    return [{"params": params, "dims": dims} for dims, params in sorted(spheres.items(), reverse=True)]
+    # What several layers share is moved once.
+    return [{"params": list(dict.fromkeys(params)), "dims": dims} for dims, params in sorted(spheres.items(), reverse=True)]

@@ -11,7 +11,6 @@ Read first: :mod:`torchckn.nn.direct`, :mod:`torchckn.nn.sums`. Read next: :mod:
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .direct import (
@@ -23,6 +22,7 @@ from .direct import (
     filters_are_direct,
     images_are_direct,
 )
+from .geometry import convolve
 from .sums import current_unit, filter_gradient, products_in_units, sum_in_double
 
 
@@ -30,7 +30,7 @@ def convolution(x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
     """Responses to filters (f, C, kh, kw): (N, f, H', W')"""
     if patches.are_images:
         return products_in_units(_rows(x), _rows(weight).T, current_unit() or len(x))[:, :, None, None]
-    return dense(F.conv2d(x, weight, None, *patches.geometry))
+    return dense(convolve(x, weight, *patches.geometry))
 
 
 def gradient_of_images(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches, unit: int | None) -> Tensor:

@@ -40,7 +40,7 @@ from .checks import reads_now, require
 from .devices import computes_wide, own_precision, prefers_channels_last, wide_dtype
 from .direct import Geometry, patches_of
 from .fused import applies, fused_conv2d, window_of
-from .geometry import Pair
+from .geometry import Pair, convolve
 from .invsqrt import Spectrum, inverse_sqrt, precomputed_inverse_sqrt, resolve_method
 from .sums import conv2d, linear
 
@@ -156,7 +156,7 @@ def _box_of_squares(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, d
     pixels = torch.linalg.vector_norm(x, dim=1, keepdim=True).square()
     if kernel_size == (1, 1) and padding == (0, 0):
         return pixels[:, :, :: stride[0], :: stride[1]]
-    return F.conv2d(pixels, x.new_ones(1, 1, *kernel_size), None, stride, padding, dilation)
+    return convolve(pixels, x.new_ones(1, 1, *kernel_size), stride, padding, dilation)
 
 
 class _PatchSquares(torch.autograd.Function):
@@ -213,7 +213,7 @@ def kernel_conv2d(
         x, stride = x[:, :, :: stride[0], :: stride[1]], (1, 1)
     x = fast_layout(x)
     geometry = Geometry(stride, padding, dilation)
-    if type(kernel).map is Linear.map:  # |x| <w, x> / |x|: the norms cancel
+    if type(kernel).map is Linear.map and kernel.degree == 1:  # |x| <w, x> / |x|: the norms cancel
         values = x if weight is None else conv2d(x, weight, geometry, groups)
     elif applies(x, kernel, groups):
         kernel_size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])

@@ -61,8 +61,9 @@ def window_of(pool: object, size: Pair) -> Pair | None:
         return size if pool.output_size in (1, (1, 1)) else None
     if type(pool) is not nn.AvgPool2d or pool.ceil_mode or pool.divisor_override:
         return None
-    size, stride, padding = (v if isinstance(v, tuple) else (v, v) for v in (pool.kernel_size, pool.stride, pool.padding))
-    return (size[0], size[1]) if size == stride and padding == (0, 0) else None
+    given = (pool.kernel_size, pool.stride, pool.padding)
+    window, stride, padding = (tuple(v) if isinstance(v, (tuple, list)) else (v, v) for v in given)
+    return (window[0], window[1]) if window == stride and padding == (0, 0) else None
 
 
 def require_window(size: Pair, window: Pair) -> None:

@@ -1,10 +1,11 @@
-"""Window sizes and output sizes, shared by layers, pooling and the graph."""
+"""Window sizes, output sizes and convolutions, shared by layers, pooling and the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..choices import as_integers
@@ -26,6 +27,19 @@ def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair,
     spans = (size[i] + 2 * padding[i] - dilation[i] * (kernel_size[i] - 1) - 1 for i in (0, 1))
     rows, columns = (span // step + 1 for span, step in zip(spans, stride, strict=True))
     return rows, columns
+
+
+def convolve(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair = (1, 1), groups: int = 1) -> Tensor:
+    """``F.conv2d``, with the right numbers for images of one channel.
+
+    For such images in the layout of channels last, a stride along rows and responses of one column, torch's convolution on a CPU
+    (2.13) reads memory that is not the image's. In the default layout, it does not.
+    """
+    if x.shape[1] == 1 and stride[1] > 1 and x.device.type == "cpu":
+        size, kernel_size = (x.shape[2], x.shape[3]), (weight.shape[2], weight.shape[3])
+        if conv_output_size(size, kernel_size, stride, padding, dilation)[1] == 1:
+            x = x.clone(memory_format=torch.contiguous_format)
+    return F.conv2d(x, weight, None, stride, padding, dilation, groups)
 
 
 def draw_normal(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device | str | None) -> Tensor:

@@ -190,7 +190,10 @@ def newton(matrix: Tensor, iters: int = ITERATIONS, tol: float | None = None) ->
     """
     _require_positive(_definiteness(matrix), matrix)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    norm = torch.linalg.matrix_norm(matrix, keepdim=True)  # Frobenius: scales the spectrum to (0, 1]
+    # Divided by the Frobenius norm, the spectrum is in (0, 1]. Squares of tiny or huge entries are not numbers, so the norm is
+    # computed of entries that are scaled by a power of two, which does not round.
+    size = matrix.detach().abs().amax((-2, -1), keepdim=True).log2().round().exp2()
+    norm = torch.linalg.matrix_norm(matrix / size, keepdim=True) * size
     s, t = matrix / norm, identity.expand_as(matrix)
     iterations = 0
     while iterations < iters:
@@ -219,8 +222,9 @@ def newton_residual(matrix: Tensor, root: Tensor) -> Tensor:
 
 def _svd_inverse_sqrt(matrix: Tensor) -> Tensor:
     _require_positive(_definiteness(matrix), matrix)
-    left, values, right = torch.linalg.svd(matrix)
-    return (left * values.rsqrt()[..., None, :]) @ right
+    half = matrix.dtype in (torch.float16, torch.bfloat16)  # which torch has no SVD for
+    left, values, right = torch.linalg.svd(matrix.float() if half else matrix)
+    return ((left * values.rsqrt()[..., None, :]) @ right).to(matrix.dtype)
 
 
 def _require_symmetric(matrix: Tensor) -> None:

@@ -280,6 +280,8 @@ class KernelSum(nn.Module):
         ):
             shapes = [tuple(b.shape) for b in branches]
             raise DataError(f"KernelSum expected branches that differ in their channels only, got {shapes}")
+        if self.weights is not None and len(self.weights) != len(branches):
+            raise DataError(f"KernelSum expected {len(self.weights)} branches, one for each weight, got {len(branches)}")
         if self.weights is not None:
             branches = tuple(b * w for b, w in zip(branches, self.weights, strict=True))
         return torch.cat(branches, 1)

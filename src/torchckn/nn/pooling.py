@@ -7,12 +7,11 @@ module adds the Gaussian average of the CKN literature. Read next: :mod:`torchck
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..choices import as_integer
 from ..errors import ConfigError, DataError
-from .geometry import conv_output_size
+from .geometry import conv_output_size, convolve
 
 
 class GaussianPool2d(nn.Module):
@@ -50,8 +49,8 @@ class GaussianPool2d(nn.Module):
         for size in x.shape[2:]:
             self._positions(size)
         channels, window = x.shape[1], self.window().to(x).expand(x.shape[1], 1, 1, -1)
-        down = F.conv2d(x, window.mT, None, (self.stride, 1), (self.padding, 0), groups=channels)
-        return F.conv2d(down, window, None, (1, self.stride), (0, self.padding), groups=channels)
+        down = convolve(x, window.mT, (self.stride, 1), (self.padding, 0), groups=channels)
+        return convolve(down, window, (1, self.stride), (0, self.padding), groups=channels)
 
     def window(self) -> Tensor:
         """The weights along one axis: (kernel_size,), float64"""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..choices import Init, as_integers
 from ..errors import ConfigError, DataError
 from ..kernels import Linear
+from ..kernels.base import require_tensor
 from .base import KernelLayer
 from .devices import own_precision
 from .functional import gram_of_cosines
@@ -85,12 +86,19 @@ class KernelProduct(KernelLayer):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         for x, channels in zip((first, second), self.in_channels, strict=True):
+            require_tensor("KernelProduct", x)
             if x.ndim not in (2, 4) or x.shape[1] != channels or len(x) != len(first):
                 raise DataError(
                     f"KernelProduct expected two inputs of {self.in_channels} channels, images or vectors, got "
                     f"{tuple(first.shape)} and {tuple(second.shape)}"
                 )
             require_same_type("KernelProduct", x, self.weight)
+        sizes = first.shape[2:], second.shape[2:]
+        if any(1 not in pair and pair[0] != pair[1] for pair in zip(*sizes, strict=False)):
+            raise DataError(
+                f"KernelProduct expected images of the same size, or of one row or column, got {tuple(first.shape)} and "
+                f"{tuple(second.shape)}"
+            )
         return kernel_product(first, second, self.weight, self.second_weight, self.own_projection())
 
     def extra_repr(self) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..kernels import Kernel
 from .functional import patch_squares
-from .geometry import Pair, draw_normal, real_device
+from .geometry import Pair, convolve, draw_normal, real_device
 
 
 class _RandomFeatures(nn.Module):
@@ -65,7 +65,7 @@ class RandomFeatureConv2d(_RandomFeatures):
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
 
     def forward(self, x: Tensor) -> Tensor:
-        responses = F.conv2d(x, self.weight, None, self.stride, self.padding, self.dilation, self.groups)
+        responses = convolve(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
         n, groups = len(x), self.groups
         squares = patch_squares(
             x.unflatten(1, (groups, -1)).flatten(0, 1), self.kernel_size, self.stride, self.padding, self.dilation

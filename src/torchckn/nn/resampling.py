@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .geometry import Pair, filled
+from .geometry import Pair, convolve, filled
 
 
 class FixedWindow(nn.Module):
@@ -26,7 +26,7 @@ class FixedWindow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         window = torch.stack([filled(row, x) for row in self.window])
-        return F.conv2d(x, window.expand(x.shape[1], 1, *window.shape), None, self.stride, self.padding, 1, x.shape[1])
+        return convolve(x, window.expand(x.shape[1], 1, *window.shape), self.stride, self.padding, groups=x.shape[1])
 
 
 class Resized(nn.Module):

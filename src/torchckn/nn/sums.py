@@ -26,6 +26,7 @@ from torch import Tensor
 from ..derivatives import first_only
 from .devices import wide_dtype
 from .direct import Geometry, convolution_gradients
+from .geometry import convolve
 
 
 class GradientSums:
@@ -116,7 +117,7 @@ def conv2d(x: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Te
     """``F.conv2d`` whose filters may be a leaf of active sums."""
     sink = sink_of(weight)
     if sink is None:
-        return F.conv2d(x, weight, None, *geometry, groups)
+        return convolve(x, weight, *geometry, groups)
     return _Conv.apply(x, weight, geometry, groups, sink)
 
 
@@ -143,7 +144,7 @@ class _Conv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry, groups: int, sink: Sink) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.about = geometry, groups, sink
-        return F.conv2d(x, weight, None, *geometry, groups)
+        return convolve(x, weight, *geometry, groups)
 
     @staticmethod
     @first_only
