@@ -15,7 +15,9 @@ import torchckn
 from torchckn import ConfigError, DataError, distributed
 from torchckn.distributed import rank, world
 from torchckn.fit.defaults import PRESETS
+from torchckn.fit.filters import sample_patches
 from torchckn.fit.schedules import Search, Search2019
+from torchckn.graph import Conv, Graph, Local
 
 from .processes import COUNTS, FEW, TOLERANCES, Processes, require_equal
 from .training import digits, network, trained
@@ -65,6 +67,34 @@ def test_filters_training_and_classifier_are_those_of_one_process(
         require_equal(one, others, dtype)
         if dtype == torch.float32:  # not one bit differs, but in the mean loss of a batch, in double precision
             assert all(torch.equal(value, others[0][name]) for name, value in one.items() if name != "history")
+
+
+def parts(count: int) -> dict[str, Tensor]:
+    """Patches and filters of groups and regions, some of which have few patches that are not constant, or none."""
+    nodes = [Conv("grouped", filters=6, kernel_size=3, groups=3), Local("local", filters=3, kernel_size=2, regions=3)]
+    net = torchckn.CKN(Graph((3, 8, 8), nodes), generator=torch.Generator().manual_seed(0))
+    images = torch.rand(70, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    images[20:, 1] = 0
+    images[:, 2] = 0
+    images[5:, :, :5, :5] = 0
+    torchckn.fit_filters(net, images, count, batch_size=8, generator=torch.Generator().manual_seed(2))
+    found = {f"filters of {name}": layer.weight.detach() for name, layer in net.kernel_layers().items()}
+    for name in net.kernel_layers():
+        patches = sample_patches(net, name, images, count, 8, torch.Generator().manual_seed(3))
+        found |= {f"patches of {name} {part}": some for part, some in enumerate(patches)}
+    return found
+
+
+@pytest.mark.parametrize("count", [60, 1000])
+def test_patches_and_filters_of_groups_and_regions_are_those_of_one_process(
+    groups: dict[int, Processes], count: int
+) -> None:
+    one = parts(count)
+    assert {len(some) for name, some in one.items() if "patches" in name} > {0, count}
+    for processes in COUNTS:
+        for other in groups[processes](parts, count):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 #: the options of the presets, fewer of everything

@@ -12,9 +12,9 @@ import torchckn
 from torchckn.errors import ConfigError, DataError
 from torchckn.fit import extract_features, fit_filters
 from torchckn.fit.activations import Activations
-from torchckn.fit.filters import pick_patches, sample_patches, windows
+from torchckn.fit.filters import sample_patches, windows
 from torchckn.graph import AveragePool, Conv, Dense, DirectSum, Graph, Local
-from torchckn.nn import KernelConv2d, KernelLinear, KernelLocal2d
+from torchckn.nn import KernelConv2d, KernelLocal2d
 
 from .training import IMAGES, seeded, two_layers
 
@@ -38,11 +38,11 @@ def test_sampled_patches_are_those_that_the_forward_pass_sees(layer: Any) -> Non
 def test_a_patch_comes_from_another_image_each_and_is_not_constant() -> None:
     images = torch.zeros(40, 1, 6, 6)
     images[:, :, 3:, 3:] = (1 + torch.arange(40.0))[:, None, None, None]  # most patches are constant: zero, or one value
-    layer = KernelConv2d(1, 4, 3)
-    picked = pick_patches(layer, images, 1, seeded())[0]
+    ckn = torchckn.CKN(Graph((1, 6, 6), [Conv("conv", filters=4, kernel_size=3)]))
+    picked = sample_patches(ckn, "conv", images, 25, generator=seeded())[0]
     assert ((picked.amax(1) - picked.amin(1)) > 0).all()
     assert len(set(picked.amax(1).tolist())) == len(picked)  # each image at most once
-    assert len(picked) > 20
+    assert len(picked) == 25
 
 
 @pytest.mark.parametrize("init", ["kmeans", "sample", "random"])
@@ -96,7 +96,7 @@ def test_groups_and_regions_get_filters_of_their_own() -> None:
     grouped = ckn.kernel_layers()["grouped"].filter_matrix()
     assert grouped.shape == (2, 2, 9)
     sample = sample_patches(ckn, "grouped", images, 20, generator=seeded())
-    assert sample.shape == (2, 20, 9)
+    assert [patches.shape for patches in sample] == [(20, 9), (20, 9)]
     assert (sample[1].unflatten(1, (3, 3)).diff(dim=2) >= 0).all()
     assert ckn.kernel_layers()["local"].filter_matrix().shape == (4, 3, 16)
 
@@ -187,7 +187,7 @@ def test_patches_of_every_layer_come_from_different_images() -> None:
 
 def test_fewer_images_than_patches_give_several_patches_each() -> None:
     ckn = torchckn.CKN(Graph((1, 12, 12), [Conv("conv", filters=4, kernel_size=3)]))
-    assert sample_patches(ckn, "conv", IMAGES[:5], 40, generator=seeded()).shape == (1, 40, 9)
+    assert sample_patches(ckn, "conv", IMAGES[:5], 40, generator=seeded())[0].shape == (40, 9)
 
 
 def test_bytes_are_taken_as_pixels_between_0_and_1() -> None:
@@ -228,5 +228,116 @@ def test_features_are_those_of_the_network_in_any_batches() -> None:
 
 
 def test_a_fully_connected_layer_sees_whole_images() -> None:
-    layer = KernelLinear(144, 3)
-    assert pick_patches(layer, IMAGES[:5], 1, seeded()).shape == (1, 5, 144)
+    ckn = torchckn.CKN(Graph((1, 12, 12), [Dense("dense", filters=3)]))
+    (sample,) = sample_patches(ckn, "dense", IMAGES[:5], 5, generator=seeded())
+    assert sorted(sample.tolist()) == sorted(IMAGES[:5].flatten(1).tolist())
+
+
+# Parts without enough varied patches
+
+
+def local(regions: int | None = 2) -> torchckn.CKN:
+    return torchckn.CKN(Graph((1, 8, 8), [Local("local", filters=3, kernel_size=3, regions=regions)]), generator=seeded())
+
+
+def dark_corner(n: int = 50) -> torch.Tensor:
+    images = torch.rand(n, 1, 8, 8, generator=seeded())
+    images[:, :, :5, :5] = 0  # all that the first of 2 x 2 regions sees
+    return images
+
+
+@pytest.mark.parametrize("init", ["kmeans", "sample"])
+def test_a_region_that_is_always_dark_keeps_its_filters_and_others_get_theirs(init: str) -> None:
+    ckn, before = local(), local().kernel_layers()["local"].filter_matrix().detach()
+    fit_filters(ckn, dark_corner(), 200, init=init, generator=seeded())  # type: ignore[arg-type]
+    after = ckn.kernel_layers()["local"].filter_matrix().detach()
+    torch.testing.assert_close(after[0], before[0])
+    for region in (1, 2, 3):
+        assert (after[region] @ before[region].T).max() < 0.99
+        assert (after[region] > -1e-6).all()  # patches of these images have no negative entries
+    assert ckn(dark_corner()).isfinite().all()
+
+
+def test_a_network_with_a_region_that_is_always_dark_can_be_trained() -> None:
+    nodes = [Local("local", filters=3, kernel_size=3), AveragePool("pool", kernel_size=2)]
+    ckn = torchckn.CKN(Graph((1, 8, 8), nodes), classes=2)
+    data = dark_corner(), torch.arange(50) % 2
+    result = torchckn.train(ckn, data, data, lam=0.1, steps=2, lr=2**-6, batch_size=25, patches=40, generator=seeded())
+    assert all(torch.isfinite(torch.tensor(record["loss"])) for record in result.history[1:])
+
+
+@pytest.mark.parametrize("regions", [2, 4, None])
+def test_every_region_has_as_many_patches_as_asked_for_or_all_it_has(regions: int | None) -> None:
+    images = dark_corner(30)
+    images[:4, :, 2, 2] = 1  # a few patches in the corner
+    ckn, count = local(regions), 25
+    layer = ckn.kernel_layers()["local"]
+    sample = sample_patches(ckn, "local", images, count, generator=seeded())
+    patches = F.unfold(images, 3).mT  # (n, positions, s)
+    varied = patches.amax(2) > patches.amin(2)
+    assert isinstance(layer, KernelLocal2d)
+    for region, picked in enumerate(sample):
+        there = patches[:, layer.region_of == region][varied[:, layer.region_of == region]]
+        assert len(picked) == min(count, len(there))
+        assert {tuple(row) for row in picked.tolist()} <= {tuple(row) for row in there.tolist()}
+
+
+@pytest.mark.parametrize("init", ["kmeans", "sample"])
+def test_a_group_is_not_given_patches_in_which_its_own_channels_are_constant(init: str) -> None:
+    ckn = torchckn.CKN(Graph((3, 8, 8), [Conv("grouped", filters=6, kernel_size=3, groups=3)]))
+    images = torch.rand(60, 3, 8, 8, generator=seeded())
+    images[:30, 1] = 0
+    images[30:, 2] = 0.5
+    for patches in sample_patches(ckn, "grouped", images, 90, generator=seeded()):
+        assert patches.shape == (90, 9)
+        assert (patches.amax(1) > patches.amin(1)).all()
+    fit_filters(ckn, images, 90, init=init, generator=seeded())  # type: ignore[arg-type]
+    assert ckn(images).isfinite().all()
+
+
+def test_a_group_whose_channels_are_always_constant_keeps_its_filters() -> None:
+    ckn = torchckn.CKN(Graph((2, 8, 8), [Conv("grouped", filters=4, kernel_size=3, groups=2)]), generator=seeded())
+    images = torch.rand(20, 2, 8, 8, generator=seeded())
+    images[:, 0] = 1
+    before = ckn.kernel_layers()["grouped"].filter_matrix().detach().clone()
+    after = fit_filters(ckn, images, 30, generator=seeded()).kernel_layers()["grouped"].filter_matrix().detach()
+    torch.testing.assert_close(after[0], before[0])
+    assert (after[1] > 0).all()
+
+
+def test_an_error_is_raised_if_no_region_and_no_group_has_a_varied_patch() -> None:
+    grouped = torchckn.CKN(Graph((2, 8, 8), [Conv("grouped", filters=4, kernel_size=3, groups=2)]))
+    with pytest.raises(DataError, match="all patches that layer 'local' sees are constant"):
+        fit_filters(local(), torch.zeros(9, 1, 8, 8))
+    with pytest.raises(DataError, match="all patches that layer 'grouped' sees are constant"):
+        fit_filters(grouped, torch.tensor([1.0, 2]).view(1, 2, 1, 1).expand(9, 2, 8, 8))  # whole patches are not constant
+
+
+@pytest.mark.parametrize("as_what", ["images", "shuffling loader"])
+@pytest.mark.parametrize(("name", "most"), [("conv", 20 * 36), ("dense", 20)])
+def test_all_patches_there_are_come_once_each_if_they_are_fewer_than_asked_for(name: str, most: int, as_what: str) -> None:
+    node = Conv(name, filters=4, kernel_size=3) if name == "conv" else Dense(name, filters=4)
+    images = torch.rand(20, 1, 8, 8, generator=seeded())
+    data = images if as_what == "images" else torch.utils.data.DataLoader(images, 6, shuffle=True)  # type: ignore[arg-type]
+    (sample,) = sample_patches(torchckn.CKN(Graph((1, 8, 8), [node])), name, data, 10_000, generator=seeded())
+    assert len(sample) == len(sample.unique(dim=0)) == most
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_patch_comes_twice_if_the_images_are_gone_through_again(seed: int) -> None:
+    images = torch.zeros(40, 1, 12, 12)
+    images[:, :, 4:9, 4:9] = torch.rand(40, 1, 5, 5, generator=seeded(seed))  # half of the patches are constant
+    ckn = torchckn.CKN(Graph((1, 12, 12), [Conv("conv", filters=4, kernel_size=3, stride=2)]))
+    (sample,) = sample_patches(ckn, "conv", images, 320, batch_size=16, generator=seeded(seed))
+    patches = F.unfold(images, 3, stride=2).mT.flatten(0, 1)
+    there = patches[patches.amax(1) > patches.amin(1)]
+    assert len(sample) == len(sample.unique(dim=0)) == min(320, len(there))
+
+
+def test_filters_are_different_patches_for_init_sample_if_there_are_as_many() -> None:
+    nodes = [Conv("conv", filters=64, kernel_size=3, init="sample"), Dense("dense", filters=2, init="sample")]
+    ckn = torchckn.CKN(Graph((1, 8, 8), nodes))
+    fit_filters(ckn, torch.rand(2, 1, 8, 8, generator=seeded()), generator=seeded())
+    for layer in ckn.kernel_layers().values():
+        cosines = layer.filter_matrix() @ layer.filter_matrix().T
+        assert (cosines - 2 * torch.eye(len(cosines))).max() < 1 - 1e-6

@@ -78,6 +78,28 @@ def test_filters_that_are_the_patches_leave_no_error() -> None:
     assert nystrom_error(ckn, "conv", conv, images) == pytest.approx(0, abs=1e-5)
 
 
+def test_the_nystrom_error_of_a_layer_is_over_those_of_its_regions_and_groups_that_have_patches() -> None:
+    nodes = [
+        torchckn.graph.Conv("grouped", filters=4, kernel_size=(3, 3), groups=2),
+        torchckn.graph.Local("local", filters=4, kernel_size=(3, 3), regions=2),
+    ]
+    ckn = torchckn.CKN(torchckn.Graph((2, 8, 8), nodes), generator=torch.Generator().manual_seed(0)).eval()
+    images = torch.rand(20, 2, 8, 8, generator=torch.Generator().manual_seed(1))
+    images[:, 0] = 0
+    images[:, :, :6, :6] = 0
+    for name, layer in ckn.kernel_layers().items():
+        sample = sample_patches(ckn, name, images, 80, generator=torch.Generator().manual_seed(0))
+        assert not len(sample[0])
+        residuals = []
+        for weight, patches in zip(layer.filter_matrix().detach().double(), sample, strict=True):
+            gram = layer.kernel.gram(weight) + layer.eps * torch.eye(len(weight), dtype=torch.float64)
+            for patch in patches.double():
+                against = layer.kernel.gram(weight, patch[None])[:, 0]
+                own = float(layer.kernel.gram(patch[None]))
+                residuals.append(1 - float(against @ torch.linalg.solve(gram, against)) / own)
+        assert nystrom_error(ckn, name, layer, images) == pytest.approx(sum(residuals) / len(residuals), rel=1e-6)
+
+
 def test_conditioning_is_that_of_the_gram_matrix(runs: tuple[Path, Path]) -> None:
     ckn = read_runs(runs)[0].ckn
     assert ckn is not None

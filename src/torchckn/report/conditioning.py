@@ -63,13 +63,17 @@ def layer_facts(ckn: CKN, images: Tensor | None) -> list[LayerFacts]:
 def nystrom_error(ckn: CKN, name: str, layer: KernelLayer, images: Tensor) -> float:
     """The mean of r over patches of the layer's input."""
     generator = torch.Generator().manual_seed(0)
-    patches = sample_patches(ckn, name, images, min(PATCHES, 4 * len(images)), generator=generator).double()  # (parts, n, s)
-    if isinstance(layer, KernelProduct):
-        patches = tensor_products(*patches.split(layer.in_channels, -1))
+    sample = sample_patches(ckn, name, images, min(PATCHES, 4 * len(images)), generator=generator)  # (n, s) of each part
     weight = layer.filter_matrix().double()
-    weight = weight[None] if weight.ndim == 2 else weight  # (parts, f, s)
+    weight = weight.reshape(len(sample), -1, weight.shape[-1])  # (parts, f, s)
     root = projection(weight, layer.kernel, layer.eps, block=layer.root_block)
-    squares = patches.square().sum(-1, keepdim=True)
-    coordinates = layer.kernel.map(patches @ weight.mT, squares) @ root  # (parts, n, f)
-    own = squares[..., 0] ** layer.kernel.degree  # k(x, x), as kappa(1) = 1
-    return float((1 - coordinates.square().sum(-1) / own).mean())
+    errors = []
+    for part, own_weight, own_root in zip(sample, weight, root, strict=True):
+        patches = part.double()
+        if isinstance(layer, KernelProduct):
+            patches = tensor_products(*patches.split(layer.in_channels, -1))
+        squares = patches.square().sum(-1, keepdim=True)
+        coordinates = layer.kernel.map(patches @ own_weight.mT, squares) @ own_root  # (n, f)
+        own = squares[..., 0] ** layer.kernel.degree  # k(x, x), as kappa(1) = 1
+        errors.append(1 - coordinates.square().sum(-1) / own)
+    return float(torch.cat(errors).mean())
