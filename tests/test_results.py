@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from torchckn import ConfigError, DataError
 from torchckn.experiments import claims, labels, notes, page
+from torchckn.experiments.comparisons import difference_case
 from torchckn.experiments.judging import Case, JudgedClaim, estimate, geometric_estimate
 from torchckn.experiments.results import Result, Results, is_finished, read_results
 from torchckn.experiments.spec import experiments
@@ -226,6 +227,13 @@ def test_inverse_roots_are_judged_by_the_networks_trained_with_them() -> None:
     assert judged(128, [0.72, 0.72], [0.70, 0.70]) == [("holds", "+2.0 points (+2.0 to +2.0, n = 2)")]
     assert judged(128, [0.71], [0.70]) == [("undecided", "+1.0 points (n = 1)")]
     assert judged(32, [0.72], [0.70]) == [("not run at this scale", "with 32 filters instead +2.0 points (n = 1)")]
+
+
+def test_a_difference_whose_interval_ends_next_to_zero_shows_on_which_side() -> None:
+    (case,) = difference_case("", [0.6, 0.9, 1.2], (0, math.inf))
+    assert case.text == "+0.9 points (+0.2 to +1.6, n = 3)"
+    (case,) = difference_case("", [0.5, 0.9, 1.214], (0, math.inf))
+    assert (case.text, case.holds) == ("+0.87 points (-0.02 to +1.76, n = 3)", None)
 
 
 def test_a_comparison_is_judged_on_every_network() -> None:

@@ -5,6 +5,7 @@ Read first: :mod:`torchckn.experiments.judging`. Read next: :mod:`torchckn.exper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +22,8 @@ def difference_case(
     if not differences:
         return []
     interval = estimate(differences)
+    if any(round(end, digits) == 0 for end in (interval.low, interval.high) if math.isfinite(end)):
+        digits += 1  # on which side of zero it ends decides
     text = interval.text(digits, unit=" points")
     return [_case(label, interval, text, span, 2 * len(differences) if runs is None else runs)]
 

@@ -61,7 +61,10 @@ def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[
         own = results.of(experiment.name)
         parts += [f"## {experiment.title}", f"{experiment.about} Source: {experiment.paper}."]
         parts += [f"![{experiment.title}]({_images(page)}/{name})" for name in (figure_names(experiment) if own else [])]
-        parts.append(experiment_table(experiment, own) if own else "Not run yet.")
+        beside = (
+            results.of(**experiment.figure.beside) if experiment.measure == "few-labels" and experiment.figure.beside else []
+        )
+        parts.append(experiment_table(experiment, [*own, *beside]) if own else "Not run yet.")
         parts.append(f"`torchckn reproduce {experiment.name} --scale {scale}`")
     return "\n\n".join(parts) + "\n"
 
