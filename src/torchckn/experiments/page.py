@@ -46,17 +46,17 @@ def current_results(folder: Path, scale: ScaleName, experiments: Sequence[Experi
 
 
 def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment], results: Results) -> str:
-    """The page as Markdown. The text of ``notes.md`` in the folder of the results is about the claims: what it has before its
-    discussion stands before them, the discussion after them."""
+    """The page as Markdown. Of ``notes.md`` in the folder of the results, what comes before its discussion is at the top, and the
+    discussion follows the claims."""
     notes = folder / "results" / scale / "notes.md"
     experiments = [experiment for experiment in experiments if scale in experiment.scale]
-    parts = [f"# Results of the experiments, scale `{scale}`", _introduction(results, scale), *_presets(scale, experiments)]
-    if any(experiment.name in packaged() for experiment in experiments):  # claims are about these
-        text = filled(notes.read_text(encoding="utf-8").strip(), results) if notes.exists() else ""
-        short, _, discussion = text.partition(_DISCUSSION)
-        parts += [short.strip()] if short else []
-        parts += ["## Claims", VERDICT_RULES, *claims_sections(results)]
-        parts += [_DISCUSSION + discussion] if discussion else []
+    claimed = any(experiment.name in packaged() for experiment in experiments)  # claims are about these
+    text = filled(notes.read_text(encoding="utf-8").strip(), results) if claimed and notes.exists() else ""
+    short, _, discussion = text.partition(_DISCUSSION)
+    parts = [f"# Results of the experiments, scale `{scale}`", *([short.strip(), "## How it was measured"] if short else [])]
+    parts += [_introduction(results, scale), *_presets(scale, experiments)]
+    parts += ["## Claims", VERDICT_RULES, *claims_sections(results)] if claimed else []
+    parts += [_DISCUSSION + discussion] if discussion else []
     for experiment in experiments:
         own = results.of(experiment.name)
         parts += [f"## {experiment.title}", f"{experiment.about} Source: {experiment.paper}."]
