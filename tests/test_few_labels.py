@@ -37,7 +37,8 @@ def test_held_out_images_are_folds_until_there_are_enough() -> None:
 
 @pytest.mark.usefixtures("_few_penalties")
 @pytest.mark.parametrize(
-    "learner", ["ckn", "ckn-augmented", "svm", "hog-svm", pytest.param("kmeans", marks=pytest.mark.slow)]
+    "learner",
+    ["ckn", "ckn-augmented", "svm", "hog-svm", "hog-svm-augmented", pytest.param("kmeans", marks=pytest.mark.slow)],
 )
 def test_learners_learn_from_few_labels_and_are_resumed(
     learner: str, tmp_path: Path, few_digits: Path, monkeypatch: pytest.MonkeyPatch

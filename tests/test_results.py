@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from torchckn import ConfigError, DataError
 from torchckn.experiments import claims, labels, notes, page
+from torchckn.experiments.comparisons import difference_case
 from torchckn.experiments.judging import Case, JudgedClaim, estimate, geometric_estimate
 from torchckn.experiments.results import Result, Results, is_finished, read_results
 from torchckn.experiments.spec import experiments
@@ -68,21 +69,24 @@ def test_an_interval_is_inside_a_span_or_outside_or_undecided(values: list[float
         ([True, True], "holds"),
         ([False], "does not hold"),
         ([None, None], "undecided"),
-        ([True, True, False], "holds for 2 of 3"),
-        ([True, None], "holds for 1 of 2, others undecided"),
-        ([False, None, None], "does not hold for 1 of 3, others undecided"),
-        ([True, False, None], "holds for 1 of 3, not for 1, others undecided"),
+        ([True, True, False], "holds for 2 of 3, does not hold for 1"),
+        ([True, None], "holds for 1 of 2, undecided for 1"),
+        ([False, None, None], "does not hold for 1 of 3, undecided for 2"),
+        ([True, False, None], "holds for 1 of 3, does not hold for 1, undecided for 1"),
+        (["above"], "above the claimed range"),
+        (["above", False, True], "holds for 1 of 3, above the claimed range for 1, does not hold for 1"),
     ],
 )
-def test_a_verdict_counts_the_cases(outcomes: list[bool | None], verdict: str) -> None:
-    judged = JudgedClaim("a claim", "5.2", [Case(f"case {i}", outcome, 2) for i, outcome in enumerate(outcomes)])
+def test_a_verdict_counts_the_cases(outcomes: list[bool | str | None], verdict: str) -> None:
+    cases = [Case("", False, 2, above=True) if outcome == "above" else Case("", outcome, 2) for outcome in outcomes]
+    judged = JudgedClaim("a claim", "5.2", cases)
     assert judged.verdict == verdict
     assert judged.runs == 2 * len(outcomes)
 
 
 def test_claims_are_judged_by_the_numbers() -> None:
     assert {judged.verdict for judged in verdicts().values()} == {"not run at this scale"}
-    for ratio, verdict in ((3.0, "holds"), (2.0, "does not hold")):
+    for ratio, verdict in ((3.0, "holds"), (0.5, "does not hold")):
         errors = {"svd": ratio * 1e-6, "newton-20": 1e-6, "eigh": 1e-7}
         runs = [result("gradient", seed, filters=8, errors=errors, root_errors=errors) for seed in range(2)]
         judged = next(j for c, j in verdicts(*runs).items() if "2.5 times" in c)
@@ -93,25 +97,25 @@ def test_claims_are_judged_by_the_numbers() -> None:
         common = {"network": "lenet5", "filters": 8, "options__bias": False, "budget": "steps"}
         return seeds("ckn-convnet", ckn, kind="ckn", **common) + seeds("ckn-convnet", convnet, kind="convnet", **common)
 
-    claim = "LeNet-5: the CKN is at most 0.1 % less accurate than the ConvNet (and at most 1 % more)"
+    claim = "LeNet-5: the CKN is at most 0.1 points less accurate than the ConvNet (and at most 1 point more)"
     for ckn, convnet, verdict in (
         ([0.990, 0.991, 0.992], [0.985, 0.986, 0.9871], "holds"),
         ([0.985, 0.985, 0.985], [0.990, 0.9901, 0.9899], "does not hold"),
-        ([0.999, 0.998, 0.999], [0.98, 0.98, 0.98], "does not hold"),
+        ([0.999, 0.998, 0.999], [0.98, 0.98, 0.98], "above the claimed range"),
         ([0.990, 0.980, 0.990], [0.985, 0.985, 0.985], "undecided"),
         ([0.990], [0.985], "undecided"),
     ):
         judged = verdicts(*networks(ckn, convnet))[claim]
         assert judged.verdict == verdict
         mean = 100 * (sum(ckn) - sum(convnet)) / len(ckn)
-        assert judged.measured.startswith(f"8 filters: {mean:+.2f} % (")
+        assert judged.measured.startswith(f"8 filters, after training: {mean:+.2f} points (")
         assert f"n = {len(ckn)})" in judged.measured
         assert judged.runs == 2 * len(ckn)
     ckn, convnet = networks([0.99], [0.98])
     assert verdicts(ckn)[claim].verdict == "not run at this scale", "half of it is not enough"
     assert verdicts(ckn, replace(convnet, seed=1))[claim].runs == 0, "other images"
     above = verdicts(*networks([0.99, 0.99], [0.96, 0.96]))["LeNet-5: the test accuracies of CKN and ConvNet are above 97 %"]
-    assert above.verdict == "holds for 1 of 2"
+    assert above.verdict == "holds for 1 of 2, does not hold for 1"
 
 
 def test_methods_are_compared_after_equal_steps_and_at_the_end_of_the_shorter_training() -> None:
@@ -136,12 +140,12 @@ def test_methods_are_compared_after_equal_steps_and_at_the_end_of_the_shorter_tr
         assert judged.verdict == "undecided"
         assert (
             judged.measured
-            == "classifier of the last step, after 2 steps: +8.0 % (n = 1); after equal time: -14.4 % (n = 1)"
+            == "classifier of the last step, after 2 steps: +8.0 points (n = 1)<br>after equal time: -14.4 points (n = 1)"
         )
         assert judged.runs == 2
     (judged,) = [j for c, j in verdicts(*runs(True, 0.01)).items() if j.cases]
     assert judged.measured.startswith(
-        "refitted classifier, after 2 steps: +8.5 % (n = 1); after equal time: -13.9 % (n = 1)"
+        "refitted classifier, after 2 steps: +8.5 points (n = 1)<br>after equal time: -13.9 points (n = 1)"
     )
 
 
@@ -151,14 +155,14 @@ def test_further_claims_are_judged() -> None:
         history = [{"step": 1, "seconds": seconds, "valid_accuracy": 0.5}]
         return [result("ckn-convnet", seed, history=history, **common) for seed in range(2)]
 
-    judgements = ((0.05, "holds"), (0.3, "does not hold"), (0.01, "does not hold"), (-0.1, "does not hold"))
+    judgements = ((0.05, "holds"), (0.3, "above the claimed range"), (0.01, "does not hold"), (-0.1, "does not hold"))
     for difference, verdict in judgements:
         common = {"options__bias": True, "budget": "time"}
         found = verdicts(*of("allcnn", "ckn", 0.5 + difference, 10.0), *of("allcnn", "convnet", 0.5, 12.0, **common))
         judged = found[
-            "All-CNN-C: the CKN is 3 to 16 % more accurate than the ConvNet (ConvNet with biases, equal training time)"
+            "All-CNN-C: the CKN is 3 to 16 points more accurate than the ConvNet (ConvNet with biases, equal training time)"
         ]
-        assert judged.verdict == verdict, "more than the claimed span is outside as well"
+        assert judged.verdict == verdict
         assert "training time of the ConvNet: 1.2 times the CKN's" in judged.measured
         assert not any(j.runs for claim, j in found.items() if "centering" in claim), "another experiment's"
     for centering, runs in (("feature", 2), ("image", 0)):
@@ -166,19 +170,26 @@ def test_further_claims_are_judged() -> None:
         ckn = result("centering", kind="ckn", test_accuracy=0.6, **common)
         convnet = result("centering", kind="convnet", test_accuracy=0.5, budget="steps", **common)
         setup = "centering per feature for both, equal number of steps"
-        claim = f"All-CNN-C: the CKN is 3 to 16 % more accurate than the ConvNet ({setup})"
+        claim = f"All-CNN-C: the CKN is 3 to 16 points more accurate than the ConvNet ({setup})"
         assert verdicts(ckn, convnet)[claim].runs == runs
     unsupervised = seeds("unsupervised", [0.97, 0.97], network="lenet1", filters=8)
     found = verdicts(*unsupervised, *of("lenet1", "ckn", 0.96, 1.0))
     judged = next(j for claim, j in found.items() if "with unsupervised filters" in claim and j.runs)
     assert judged.verdict == "holds", "a higher accuracy than with trained filters holds as well"
-    for accuracy, verdict in ((0.5, "holds"), (0.9, "does not hold")):
+    for accuracy, verdict in ((0.5, "holds"), (0.9, "above the claimed range"), (0.3, "does not hold")):
         without = seeds("unsupervised", [accuracy, accuracy], network="allcnn", filters=8, kind="ckn")
         found = verdicts(*without, *of("allcnn", "ckn", 1.0, 1.0))
         assert (
             found["All-CNN-C: with unsupervised filters the CKN has 44 to 59 % of its accuracy with trained filters"].verdict
             == verdict
         )
+    half_hour = {"kind": "ckn", "bandwidths": False, "augment": "none", "total_seconds": 1800, "centering": "feature"}
+    runs = [
+        result("equal-time", seed, filters=8, start_valid_accuracy=0.3, valid_accuracy=0.75, **half_hour)
+        for seed in range(2)
+    ]
+    (judged,) = [j for claim, j in verdicts(*runs).items() if "after half an hour" in claim]
+    assert (judged.verdict, judged.measured) == ("does not hold", "8 filters: 40.0 % (40.0 to 40.0, n = 2)")
     for incomplete, complete, verdict in ((0.9854, 0.985, "holds"), (0.98, 0.97, "does not hold")):
         pair = {"incomplete": incomplete, "complete": complete}
         connected = [
@@ -209,13 +220,20 @@ def test_inverse_roots_are_judged_by_the_networks_trained_with_them() -> None:
         ]
         return [(j.verdict, j.measured) for c, j in verdicts(*runs).items() if "Newton" in c and "SVD" in c and j.measured]
 
-    assert judged(8, [0.5, 0.501], [0.502, 0.503]) == [("holds", "-0.2 % (-0.2 to -0.2, n = 2)")]
+    assert judged(8, [0.5, 0.501], [0.502, 0.503]) == [("holds", "after training: -0.2 points (-0.2 to -0.2, n = 2)")]
     assert judged(8, [0.5, 0.5], [0.48, 0.48]) == [
-        ("does not hold", "+2.0 % (+2.0 to +2.0, n = 2), above the claimed range")
+        ("above the claimed range", "after training: +2.0 points (+2.0 to +2.0, n = 2)")
     ], "equal is not better"
-    assert judged(128, [0.72, 0.72], [0.70, 0.70]) == [("holds", "+2.0 % (+2.0 to +2.0, n = 2)")]
-    assert judged(128, [0.71], [0.70]) == [("undecided", "+1.0 % (n = 1)")]
-    assert judged(32, [0.72], [0.70]) == [("not run at this scale", "with 32 filters instead +2.0 % (n = 1)")]
+    assert judged(128, [0.72, 0.72], [0.70, 0.70]) == [("holds", "+2.0 points (+2.0 to +2.0, n = 2)")]
+    assert judged(128, [0.71], [0.70]) == [("undecided", "+1.0 points (n = 1)")]
+    assert judged(32, [0.72], [0.70]) == [("not run at this scale", "with 32 filters instead +2.0 points (n = 1)")]
+
+
+def test_a_difference_whose_interval_ends_next_to_zero_shows_on_which_side() -> None:
+    (case,) = difference_case("", [0.6, 0.9, 1.2], (0, math.inf))
+    assert case.text == "+0.9 points (+0.2 to +1.6, n = 3)"
+    (case,) = difference_case("", [0.5, 0.9, 1.214], (0, math.inf))
+    assert (case.text, case.holds) == ("+0.87 points (-0.02 to +1.76, n = 3)", None)
 
 
 def test_a_comparison_is_judged_on_every_network() -> None:
@@ -226,10 +244,14 @@ def test_a_comparison_is_judged_on_every_network() -> None:
             found += seeds("kernels", [accuracy, accuracy], network=network, kernel="arccosine:1")
         return found
 
-    for lenet, allcnn, verdict in ((0.71, 0.72, "holds"), (0.71, 0.6, "holds for 1 of 2"), (0.6, 0.6, "does not hold")):
+    for lenet, allcnn, verdict in (
+        (0.71, 0.72, "holds"),
+        (0.71, 0.6, "holds for 1 of 2, does not hold for 1"),
+        (0.6, 0.6, "does not hold"),
+    ):
         judged = next(j for c, j in verdicts(*runs(lenet, allcnn)).items() if "arc-cosine" in c)
         assert judged.verdict == verdict
-        assert judged.measured.startswith(f"LeNet-5: {100 * lenet - 70:+.1f} % (")
+        assert judged.measured.startswith(f"LeNet-5: {100 * lenet - 70:+.1f} points (")
         assert judged.runs == 8
 
 
@@ -308,6 +330,51 @@ def test_the_whole_small_scale_is_in_the_repository_as_its_experiments_are_now()
     files = (ROOT / "experiments" / "results" / "cpu").glob("*/*.json")
     assert {f"{file.parent.name}/{file.stem}" for file in files} == cells.keys()
     assert [name for name, cell in cells.items() if not is_finished(ROOT / "experiments", cell)] == []
+
+
+def test_claims_are_in_tables_by_their_source_and_what_was_not_run_is_a_list() -> None:
+    paper = seeds("lenets", [0.98, 0.98], network="lenet1", filters=8, kind="ckn")
+    released = result("released", network="lenet5", kind="ckn", steps=100, test_accuracy=0.987)
+    ours = seeds("kernels", [0.7], network="lenet5", kernel="rbf:0.6") + seeds(
+        "kernels", [0.6], network="lenet5", kernel="arccosine:1"
+    )
+    sections = page.claims_sections(Results([*paper, released, *ours]))
+    heads = [part for part in sections if part.startswith("###")]
+    assert heads == [
+        "### The paper",
+        "### The runs that the authors released",
+        "### Not in the paper",
+        "### Not run at this scale",
+    ]
+    assert "LeNet-1 after 10,000 steps: the test accuracies" in sections[1]
+    assert "Released run, LeNet-5 CKN" in sections[3]
+    assert "arc-cosine" in sections[5]
+    assert all(line.startswith("- ") for line in sections[7].splitlines())
+    assert "arc-cosine" not in sections[7]
+
+
+def test_times_by_different_clocks_are_not_averaged() -> None:
+    def seconds(*clocks: str) -> str:
+        runs = [
+            replace(
+                result("kernels", seed, [{"seconds": 7.0, "step": 1}], test_accuracy=0.5, valid_accuracy=0.5), clock=clock
+            )
+            for seed, clock in enumerate(clocks)
+        ]
+        return page.experiment_table(experiments()["kernels"], runs).splitlines()[-1].split(" | ")[-2]
+
+    assert (seconds("cpu", "cpu"), seconds("wall"), seconds("cpu", "wall")) == ("7", "7 w", "-")
+
+
+def test_learning_rates_say_among_how_many_they_were_chosen() -> None:
+    def label(lr: object, *tried: float) -> str:
+        return labels.learning_rate_label(result("kernels", lr=lr, trials={f"cosine:{rate}": 0.5 for rate in tried}))
+
+    assert label("cosine:0.25", 0.03125, 0.125, 0.25) == "2^-2 (largest of 3)"
+    assert label("constant:0.1", 0.1, 0.3) == "0.1 (smallest of 2)"
+    assert label("cosine:1.0", 0.3, 1.0, 3.0) == "1 (best of 3)"
+    assert label(0.03125) == "2^-5"
+    assert label("search") == "search"
 
 
 def test_values_have_labels_for_figures_and_tables() -> None:

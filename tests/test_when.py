@@ -53,7 +53,7 @@ def test_learners_with_few_labels_are_compared_draw_by_draw() -> None:
     ]
     assert judged.runs == 6, "the draw without a partner does not count"
     assert [case.holds for case in judged.cases] == [True, False]
-    assert judged.cases[0].text.startswith("100 labels: +9.9 % (")
+    assert judged.cases[0].text.startswith("100 labels: +9.9 points (")
 
 
 def test_of_two_regularizations_the_better_one_in_cross_validation_is_taken() -> None:
@@ -75,7 +75,7 @@ def test_of_two_regularizations_the_better_one_in_cross_validation_is_taken() ->
         for c, j in verdicts(*runs).items()
         if "regularization chosen between the two on the same labels" in c and "augmented" in c
     )
-    assert [case.text.partition(" % ")[0] for case in found.cases] == ["100 labels: +15.0", "300 labels: +10.0"]
+    assert [case.text.partition(" points ")[0] for case in found.cases] == ["100 labels: +15.0", "300 labels: +10.0"]
 
 
 def equal_time_run(kind: str, method: str, optimizer: str, accuracy: float, seconds: float, total_seconds: int) -> Result:
@@ -97,7 +97,7 @@ EQUAL_TIME = [
 
 def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_took() -> None:
     assert equal_time_table([equal_time_run(*run) for run in EQUAL_TIME]).splitlines() == [
-        "| filters | given minutes | augmentation | CKN, ULR | ConvNet, SGD | ConvNet, Adam |",
+        "| filters | time budget (minutes) | augmentation | CKN, ULR | ConvNet, SGD | ConvNet, Adam |",
         "| --- | --- | --- | --- | --- | --- |",
         "| 8 | 4 | none | **60.0**<br>4.0 min, n = 1 | 50.0<br>4.0 min, n = 1 | 55.0<br>4.0 min, n = 1 |",
         "| 8 | 30 | none | 60.0<br>31.0 min, n = 1 | **65.0**<br>30.5 min, n = 1 | - |",
@@ -136,24 +136,28 @@ def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
     found = verdicts(*runs, decayed, trained)
     by_optimizer = [judged.measured for claim, judged in found.items() if "in equal total time" in claim]
     assert by_optimizer == [
-        "8 filters, 4 minutes: +10.0 % (n = 1); 8 filters, 30 minutes: -5.0 % (n = 1)",
-        "8 filters, 4 minutes: -10.0 % (n = 1)",
-        "8 filters, 4 minutes: +30.0 % (n = 1)",
-        "8 filters, 4 minutes: +10.0 % (n = 1)",
+        "8 filters, 4 minutes (0.99 times the ConvNet's time): +10.0 points (n = 1)"
+        "<br>8 filters, 30 minutes (1.02 times the ConvNet's time): -5.0 points (n = 1)",
+        "8 filters, 4 minutes (1.31 times the ConvNet's time): -10.0 points (n = 1)",
+        "8 filters, 4 minutes (0.74 times the ConvNet's time): +30.0 points (n = 1)",
+        "8 filters, 4 minutes (0.98 times the ConvNet's time): +10.0 points (n = 1)",
         "",
         "",
-        "8 filters, 4 minutes: +5.0 % (n = 1)",
+        "8 filters, 4 minutes (1.01 times the ConvNet's time): +5.0 points (n = 1)",
     ]
 
 
 def test_the_summary_compares_seed_by_seed_and_names_who_is_more_accurate() -> None:
     def few(experiment: str, learner: str, accuracies: Sequence[float]) -> list[Result]:
-        records = [[{"labels": 300, "test_accuracy": accuracy}] for accuracy in accuracies]
+        records = [[{"labels": 300, "valid_accuracy": accuracy, "test_accuracy": accuracy}] for accuracy in accuracies]
         return [result(experiment, seed, record, data="cifar10", learner=learner) for seed, record in enumerate(records)]
 
     def half_hour(experiment: str, kind: str, accuracies: Sequence[float], **how: Any) -> list[Result]:
         common = {"kind": kind, "filters": 16, "total_seconds": 1800, **how}
-        return [result(experiment, seed, test_accuracy=accuracy, **common) for seed, accuracy in enumerate(accuracies)]
+        history = [{"seconds": 1500.0 if kind == "ckn" else 1000.0}]
+        return [
+            result(experiment, seed, history, test_accuracy=accuracy, **common) for seed, accuracy in enumerate(accuracies)
+        ]
 
     runs = [
         *few("few-labels", "convnet-augmented", (0.5, 0.6)),
@@ -164,11 +168,12 @@ def test_the_summary_compares_seed_by_seed_and_names_who_is_more_accurate() -> N
         *half_hour("tuning", "convnet", (0.69,), weight_decay=0.0005, lr="cosine:0.3"),
     ]
     rows = [line.strip("| ").split(" | ") for line in summary_table(Results(runs)).splitlines()[2:]]
-    assert [(row[2].partition(" ")[0], row[3]) for row in rows] == [
-        ("-5.0", "ConvNet"),
-        ("+5.0", "CKN"),
-        ("+0.0", "undecided"),
-        ("+1.0", "undecided"),
+    assert [(row[2].partition(" ")[0], *row[3:]) for row in rows] == [
+        ("-5.0", "ConvNet", "-"),
+        ("+5.0", "CKN", "-"),
+        ("+5.0", "CKN", "-"),
+        ("+0.0", "undecided", "1.50"),
+        ("+1.0", "undecided", "1.50"),
     ]
     assert summary_table(Results([])) == "Not run yet."
 

@@ -51,7 +51,10 @@ Chunk = int | Literal["auto", "all"]
 # Experiments
 ScaleName = Literal["cpu", "long", "paper"]
 Measure = Literal["train", "unsupervised", "gradient", "few-labels"]
-LearnerName = Literal["ckn", "ckn-augmented", "ckn-ulr", "convnet", "convnet-augmented", "svm", "hog-svm", "kmeans"]
+LearnerName = Literal[
+    "ckn", "ckn-augmented", "ckn-ulr", "convnet", "convnet-augmented", "svm",
+    "hog-svm", "hog-svm-augmented", "kmeans", "kmeans-augmented",
+]  # fmt: skip
 Slip = Literal["none", "diagonal-sign", "sgo-without-penalty", "half-whitening"]
 FigureKind = Literal["curves", "over-filters", "over-labels", "errors", "table"]
 

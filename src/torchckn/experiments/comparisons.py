@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,16 +22,21 @@ def difference_case(
     if not differences:
         return []
     interval = estimate(differences)
-    return [_case(label, interval, interval.text(digits), span, 2 * len(differences) if runs is None else runs)]
+    if any(round(end, digits) == 0 for end in (interval.low, interval.high) if math.isfinite(end)):
+        digits += 1  # on which side of zero it ends decides
+    text = interval.text(digits, unit=" points")
+    return [_case(label, interval, text, span, 2 * len(differences) if runs is None else runs)]
 
 
 def _case(label: str, interval: Estimate, text: str, span: tuple[float, float], runs: int) -> Case:
-    """A case that says on which side of a claimed range it is, if it is outside."""
     low, high = span
-    holds = interval.is_within(low, high)
-    if holds is False and math.isfinite(low) and math.isfinite(high):
-        text += ", above the claimed range" if interval.low > high else ", below the claimed range"
-    return Case(f"{label}: {text}" if label else text, holds, runs)
+    return Case(f"{label}: {text}" if label else text, interval.is_within(low, high), runs, above=interval.low > high)
+
+
+def fraction_case(label: str, percentages: Sequence[float], span: tuple[float, float], runs: int) -> Case:
+    """The case of a fraction (%) by seed."""
+    interval = estimate(percentages)
+    return _case(label, interval, interval.text(signed=False), span, runs)
 
 
 def against_convnet(
@@ -50,7 +56,7 @@ def against_convnet(
         ckn = results.of(experiment, filters=filters, kind="ckn", **both)
         convnet = results.of(experiment, filters=filters, kind="convnet", **both, **convnet_only)
         by_seed = differences(ckn, convnet, "test_accuracy")
-        cases += difference_case(f"{filters} filters", by_seed, span, digits)
+        cases += difference_case(f"{filters} filters, {after_steps(ckn)}", by_seed, span, digits)
         pairs += paired(ckn, convnet)
     return cases, pairs
 
@@ -83,6 +89,12 @@ def differences(first: list[Result], second: list[Result], key: str) -> list[flo
     return [100 * (a[key] - b[key]) for a, b in paired(first, second)]
 
 
+def time_ratio(first: list[Result], second: list[Result]) -> str:
+    """The total time of the first runs relative to that of the second, of the seeds that both have."""
+    ours, others = (sum(run.total_seconds for run in runs) for runs in zip(*paired(first, second), strict=True))
+    return f"{ours / others:.2f}"
+
+
 def differences_by_labels(first: list[Result], second: list[Result]) -> dict[int, list[float]]:
     """By the number of labels, in percentage points, draw by draw: both learners have the same labels in a draw."""
     pairs = paired(first, second)
@@ -91,6 +103,24 @@ def differences_by_labels(first: list[Result], second: list[Result]) -> dict[int
         count: [a - b for a, b in zip(ours[count], others[count], strict=True)]
         for count in sorted(ours.keys() & others.keys())
     }
+
+
+def with_regularization_of_own_labels(results: Results, data: str, learner: str) -> list[Result]:
+    """With one of two regularizations, for each number of labels the one that is more accurate in cross-validation on them."""
+    kinds = (results.of(experiment, data=data, learner=learner) for experiment in ("untuned", "few-labels"))
+    return [replace(first, history=_better(first.history, second.history)) for first, second in paired(*kinds)]
+
+
+def _better(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    other = {record["labels"]: record for record in second}
+    both = [(record, other[record["labels"]]) for record in first if record["labels"] in other]
+    return [max(pair, key=lambda record: record["valid_accuracy"]) for pair in both]
+
+
+def after_steps(runs: Sequence[Result]) -> str:
+    """``after 300 steps``, of runs that were all trained for as many, or nearly."""
+    steps = runs[0].history[-1].get("step") if runs and runs[0].history else None
+    return "after training" if steps is None else f"after {steps:,} steps"
 
 
 def filters_of(results: Sequence[Result]) -> list[int]:

@@ -75,7 +75,7 @@ def _curves_over(name: str, layout: Layout, results: list[Result]) -> Figure:
     colours = dict(zip(lines, itertools.cycle(COLOURS), strict=False))  # a line has one color in all panels
     labels = distinguishing_labels(layout.lines, lines)
     figure, grid = panel_grid(len(panels), 2)
-    longest = max(result.seconds_at(result.history[-1]) for result in results)
+    longest = max(result.total_seconds for result in results)
     unit, unit_seconds = ("minutes", 60) if longest > 600 else ("seconds", 1)
     for axes, (values, inside) in zip(grid, panels.items(), strict=True):
         curves: list[list[float]] = []
@@ -143,13 +143,25 @@ def _over_filters(experiment: Experiment, results: list[Result]) -> list[Figure]
             points = [(key[0], [100 * r["test_accuracy"] for r in group]) for key, group in by_filters]
             plot_with_range(axes, points, colour, _network_label(lines, line, experiment.name))
         _set_filters_axis(axes, inside)
-        axes.set_title(fill(f"{joined_label(layout.panels, values)}, {_data_name(inside)}", 48), fontsize=9)
+        kernel_networks = [run for run in inside if run.history and run.variables.get("kind", "ckn") == "ckn"]
+        trained = f" ({kernel_networks[0].history[-1]['step']:,} steps)" if kernel_networks else ""
+        axes.set_title(fill(f"{joined_label(layout.panels, values)}, {_data_name(inside)}{trained}", 54), fontsize=9)
         axes.set_ylabel("test accuracy (%)")
         if len(kinds) > 3:  # a legend too large for the free space between the lines
             low, high = axes.get_ylim()
             axes.set_ylim(low, high + 0.09 * len(kinds) * (high - low))
         axes.legend(frameon=False, fontsize=7, loc="upper left" if len(kinds) > 3 else "best")
+    _share_limits(grid, [inside[0].settings["network"] for inside in panels.values()])
     return [figure]
+
+
+def _share_limits(grid: Sequence[Axes], networks: Sequence[str]) -> None:
+    """Panels of the same network have the same axis of accuracies."""
+    for network in set(networks):
+        alike = [axes for axes, name in zip(grid, networks, strict=True) if name == network]
+        lows, highs = zip(*(axes.get_ylim() for axes in alike), strict=True)
+        for axes in alike:
+            axes.set_ylim(min(lows), max(highs))
 
 
 #: variables that the label of a network names in words of its own
@@ -184,10 +196,12 @@ def _over_labels(experiment: Experiment, results: list[Result]) -> list[Figure]:
         for (learner,), runs in grouped(inside, ["learner"]).items():
             accuracies = accuracies_by_labels(runs)
             colour = colours[learner.removesuffix(_AUGMENTED)]
-            plot_with_range(axes, sorted(accuracies.items()), colour, LEARNER_NAMES[learner])
+            errors = [(count, [100 - value for value in values]) for count, values in sorted(accuracies.items())]
+            plot_with_range(axes, errors, colour, LEARNER_NAMES[learner])
             axes.get_lines()[-1].set_linestyle("--" if learner.endswith(_AUGMENTED) else "-")
             counts |= accuracies.keys()
         set_labels_axis(axes, counts)
+        _set_errors_axis(axes)
         axes.set_title(", ".join(DATA_NAMES.get(value, value) for value in values), fontsize=9)
     legend_below(figure, grid, columns=min(3, 2 * len(panels) - 1))
     return [figure]
@@ -215,6 +229,16 @@ def set_labels_axis(axes: Axes, counts: Iterable[int]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("labels")
     axes.set_ylabel("test accuracy (%)")
+
+
+def _set_errors_axis(axes: Axes) -> None:
+    """Test errors, small ones of which differ by factors."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90) if low <= tick <= high]
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylabel("test error (%)")
 
 
 def _set_filters_axis(axes: Axes, results: Sequence[Result]) -> None:

@@ -17,18 +17,22 @@ from scipy.special import stdtrit
 
 #: How verdicts are reached, for readers of the page.
 VERDICT_RULES = (
-    "Each number of this table is a mean over n seeds with its 95 % confidence interval (Student's t). Differences of accuracy "
-    "are in percentage points, between runs with the same seed and thus the same images. A claim gives a range for a difference, "
-    "a fraction or an accuracy. It *holds* for a network and a number of filters if the whole interval is inside the range, "
-    "it *does not hold* if the whole interval is outside, and it is *undecided* if the interval is partly inside or if "
-    "there is only one seed, and thus no interval. *More accurate* without a number means a difference above zero. "
-    "The intervals cover the choice of the seed only (initial filters, batches, which images are validation images, or which "
-    "labels are drawn), because the test images are always the same. They are not corrected for their number: of a hundred "
-    "such intervals, about five do not contain what they should."
+    "Each number is a mean over n seeds with its 95 % confidence interval (Student's t). Differences of accuracy are in "
+    "percentage points, between runs with the same seed and thus the same images; they are differences of test accuracies "
+    "unless a claim says otherwise. A claim gives a range for a difference, a fraction or an accuracy. It *holds* for a "
+    "network and a number of filters if the whole interval is inside the range; if the whole interval is outside, it is "
+    "*above the claimed range*, or it *does not hold*; it is *undecided* if the interval is partly inside or if there is "
+    "only one seed, and thus no interval. *More accurate* and *smaller* are judged by the sign alone: the size that the "
+    "paper has, if any, is in parentheses. The intervals cover the choice of the seed only (initial filters, batches, which"
+    " images are validation images; with few labels, which labels are drawn, but not the unsupervised filters, which are "
+    "the same in all draws), because the test images are always the same. They are not corrected for their number: of a "
+    "hundred such intervals, about five do not contain what they should."
 )
 
 #: source of a claim that is not the paper's
 EXTENSION = "not in the paper"
+#: source of a claim on the authors' released curves
+RELEASED = "released curves"
 #: the range of a claim that something is larger
 ABOVE_ZERO = (math.ulp(0.0), math.inf)
 
@@ -87,6 +91,19 @@ class Case:
     text: str
     holds: bool | None
     runs: int
+    above: bool = False
+    """whether it does not hold because it is above a range that has an upper end"""
+
+    @property
+    def outcome(self) -> str:
+        if self.above:
+            return _ABOVE
+        return {True: _HOLDS, False: _FAILS, None: _UNDECIDED}[self.holds]
+
+
+_HOLDS, _ABOVE, _FAILS, _UNDECIDED, _NOT_RUN = (
+    *("holds", "above the claimed range", "does not hold", "undecided", "not run at this scale"),
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +119,7 @@ class JudgedClaim:
 
     @property
     def measured(self) -> str:
-        return "; ".join([*(case.text for case in self.cases), *([self.remark] if self.remark else [])])
+        return "<br>".join([*(case.text for case in self.cases), *([self.remark] if self.remark else [])])
 
     @property
     def runs(self) -> int:
@@ -111,23 +128,20 @@ class JudgedClaim:
 
     @property
     def verdict(self) -> str:
-        """``"holds"``, ``"holds for 3 of 5"``, ``"does not hold for 1 of 3, others undecided"`` and the like.
+        """``"holds"``, ``"holds for 2 of 3, undecided for 1"`` and the like.
 
         Example:
             >>> JudgedClaim("", "", [Case("", True, 2), Case("", None, 2)]).verdict
-            'holds for 1 of 2, others undecided'
+            'holds for 1 of 2, undecided for 1'
         """
         if not self.cases:
-            return "not run at this scale"
-        outcomes = [case.holds for case in self.cases]
-        held, failed, undecided = (outcomes.count(outcome) for outcome in (True, False, None))
-        word, count = ("holds", held) if held else ("does not hold", failed)
-        if not count:
-            return "undecided"
-        if count == len(outcomes):
+            return _NOT_RUN
+        outcomes = [case.outcome for case in self.cases]
+        counts = [(word, outcomes.count(word)) for word in (_HOLDS, _ABOVE, _FAILS, _UNDECIDED) if word in outcomes]
+        (word, count), *others = counts
+        if not others:
             return word
-        against = f", not for {failed}" if held and failed else ""
-        return f"{word} for {count} of {len(outcomes)}{f'{against}, others undecided' if undecided else ''}"
+        return ", ".join([f"{word} for {count} of {len(outcomes)}", *(f"{word} for {count}" for word, count in others)])
 
 
 #: what a judge finds in the results; a remark is what else was measured

@@ -5,6 +5,7 @@ Read next: :mod:`torchckn.experiments.figures`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,7 +28,9 @@ LEARNER_NAMES = {
     "convnet-augmented": "ConvNet, AdamW, augmented",
     "svm": "RBF SVM on pixels",
     "hog-svm": "RBF SVM on HOG",
+    "hog-svm-augmented": "RBF SVM on HOG, augmented",
     "kmeans": "k-means features",
+    "kmeans-augmented": "k-means features, augmented",
 }
 METHOD_NAMES = {
     "ulr": "ULR",
@@ -72,6 +75,8 @@ def value_label(name: str, value: Any) -> str:
         return f"{'with' if value else 'without'} {FLAG_NAMES.get(name, name)}"
     if name == "batch_size":
         return f"batches of {value}"
+    if name == "lr":
+        return _power_of_two(float(str(value).rpartition(":")[2]))
     if name == "loss":
         return f"{value} loss"
     if name == "budget":
@@ -85,6 +90,22 @@ def value_label(name: str, value: Any) -> str:
     if name == "slip":
         return "none" if value == "none" else str(value).replace("-", " ")
     return NETWORK_NAMES.get(value, METHOD_NAMES.get(value, str(value)))
+
+
+def learning_rate_label(result: Result) -> str:
+    """The learning rate of a run, and among how many it was chosen: ``2^-2 (largest of 3)``."""
+    rate = str(result["lr"]).rpartition(":")[2]
+    if not rate.replace(".", "").isdigit():
+        return rate
+    tried = [float(str(lr).rpartition(":")[2]) for lr in result["trials"] or {}]
+    ends = {min(tried): "smallest", max(tried): "largest"} if tried else {}
+    among = f" ({ends.get(float(rate), 'best')} of {len(tried)})" if len(tried) > 1 else ""
+    return f"{_power_of_two(float(rate))}{among}"
+
+
+def _power_of_two(value: float) -> str:
+    mantissa, exponent = math.frexp(value)
+    return f"2^{exponent - 1}" if mantissa == 0.5 and value != 1 else f"{value:g}"
 
 
 def joined_label(names: Sequence[str], values: Sequence[Any]) -> str:

@@ -12,7 +12,9 @@ so on one fold from 200 labels on. Then all labels are fitted to. The test label
 ``convnet``                   batch normalization, He weights, AdamW, cosine decay
 ``convnet-augmented``         the same with shifted (and, in color, mirrored) images
 ``svm``, ``hog-svm``          a support vector machine with an RBF kernel on pixels, on histograms of oriented gradients
+``hog-svm-augmented``         the latter, with bandwidth and soft margin of the images, fitted to changed copies as well
 ``kmeans``                    features of whitened patches and their k-means (Coates and Ng), linear classifier
+``kmeans-augmented``          the same, the classifier fitted to changed copies as well
 ============================  ==========================================================================================
 """
 
@@ -138,32 +140,37 @@ def _kept(problem: Problem, name: str, compute: Callable[[Tensor], Tensor]) -> T
     return read_tensors(file, "features")[1]["features"]
 
 
-def _ckn(copies: int = 0) -> Callable[[Problem], Learner]:
-    """Features of the images, and of so many changed copies of each."""
+#: changed copies of each image that the classifier of an augmented learner is fitted to
+COPIES = 5
 
+
+def _with_copies(problem: Problem, features: Callable[[Tensor], Tensor], copies: int) -> Tensor:
+    """Features of the images, (N, d); if there are to be changed copies, before these: (1 + copies, N, d)"""
+    generator, kinds = problem.generator(), augmentation(problem.color)
+    own = features(problem.images)
+    changed = [features(augment(problem.images, kinds, generator)) for _ in range(copies)]
+    return torch.stack([own, *changed]) if copies else own
+
+
+def _ckn(copies: int = 0) -> Callable[[Problem], Learner]:
     def learner(problem: Problem) -> Learner:
-        net, generator = problem.ckn(), problem.generator()
-        name, kinds = f"ckn-{net.fingerprint()[:16]}", augmentation(problem.color)
+        net = problem.ckn()
 
         def features(images: Tensor) -> Tensor:
             return extract_features(net, images)[0]
 
-        own = features(problem.images)
-        if copies:
-            changed = (augment(problem.images, kinds, generator) for _ in range(copies))
-            own = torch.stack([own, *(features(images) for images in changed)])  # (1 + copies, N, d)
-        return _with_features(problem, own, _kept(problem, name, features))
+        test = _kept(problem, f"ckn-{net.fingerprint()[:16]}", features)
+        return _with_features(problem, _with_copies(problem, features, copies), test)
 
     return learner
 
 
-#: changed copies of each image that the classifier is fitted to
-COPIES = 5
+def _kmeans(copies: int = 0) -> Callable[[Problem], Learner]:
+    def learner(problem: Problem) -> Learner:
+        features = PatchFeatures.fit(problem.unlabeled, torch.Generator().manual_seed(0)).__call__
+        return _with_features(problem, _with_copies(problem, features, copies), _kept(problem, "kmeans", features))
 
-
-def _kmeans(problem: Problem) -> Learner:
-    features = PatchFeatures.fit(problem.unlabeled, torch.Generator().manual_seed(0)).__call__
-    return _with_features(problem, features(problem.images), _kept(problem, "kmeans", features))
+    return learner
 
 
 def _best_rate(
@@ -246,13 +253,13 @@ def _steps(count: int) -> int:
     return next((steps for labels, steps in STEPS.items() if count <= labels), max(STEPS.values()))
 
 
-def _machine(features: Callable[[Tensor], Tensor]) -> Callable[[Problem], Learner]:
+def _machine(features: Callable[[Tensor], Tensor], copies: int = 0) -> Callable[[Problem], Learner]:
     def learner(problem: Problem) -> Learner:
-        own, test = features(problem.images), features(problem.test_images)
+        own, test = _with_copies(problem, features, copies), features(problem.test_images)
 
         def learn(count: int) -> Learned:
             labels = problem.labels[:count]
-            machine = rbf_machine(own[:count], labels, test, list(splits(labels)))
+            machine = rbf_machine(own[..., :count, :], labels, test, list(splits(labels)))
             return Learned(machine.predictions, machine.valid_accuracy, {"c": machine.c, "gamma": machine.gamma})
 
         return learn
@@ -272,5 +279,7 @@ LEARNERS: dict[str, Callable[[Problem], Learner]] = {
     "convnet-augmented": _convnet(augment=True),
     "svm": _machine(_pixels),
     "hog-svm": _machine(hog),
-    "kmeans": _kmeans,
+    "hog-svm-augmented": _machine(hog, COPIES),
+    "kmeans": _kmeans(),
+    "kmeans-augmented": _kmeans(COPIES),
 }

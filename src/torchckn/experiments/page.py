@@ -12,8 +12,8 @@ from ..files import write_atomically
 from ..plots import save_figure
 from .claims import judge_claims
 from .figures import draw, figure_names
-from .judging import VERDICT_RULES, estimate
-from .labels import grouped, in_grid_order, method_label, value_label
+from .judging import EXTENSION, RELEASED, VERDICT_RULES, estimate
+from .labels import grouped, in_grid_order, learning_rate_label, method_label, value_label
 from .notes import filled
 from .results import Result, Results, read_results
 from .spec import Experiment, preset
@@ -46,20 +46,31 @@ def current_results(folder: Path, scale: ScaleName, experiments: Sequence[Experi
 
 
 def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[Experiment], results: Results) -> str:
-    """The page as Markdown. The text of ``notes.md`` in the folder of the results follows the claims."""
+    """The page as Markdown. Of ``notes.md`` in the folder of the results, what comes before its discussion is at the top, and the
+    discussion follows the claims."""
     notes = folder / "results" / scale / "notes.md"
     experiments = [experiment for experiment in experiments if scale in experiment.scale]
-    parts = [f"# Results of the experiments, scale `{scale}`", _introduction(results, scale), *_presets(scale, experiments)]
-    if any(experiment.name in packaged() for experiment in experiments):  # claims are about these
-        parts += ["## Claims", VERDICT_RULES, claims_table(results)]
-        parts += [filled(notes.read_text(encoding="utf-8").strip(), results)] if notes.exists() else []
+    claimed = any(experiment.name in packaged() for experiment in experiments)  # claims are about these
+    text = filled(notes.read_text(encoding="utf-8").strip(), results) if claimed and notes.exists() else ""
+    short, _, discussion = text.partition(_DISCUSSION)
+    parts = [f"# Results of the experiments, scale `{scale}`", *([short.strip(), "## How it was measured"] if short else [])]
+    parts += [_introduction(results, scale), *_presets(scale, experiments)]
+    parts += ["## Claims", VERDICT_RULES, *claims_sections(results)] if claimed else []
+    parts += [_DISCUSSION + discussion] if discussion else []
     for experiment in experiments:
         own = results.of(experiment.name)
         parts += [f"## {experiment.title}", f"{experiment.about} Source: {experiment.paper}."]
         parts += [f"![{experiment.title}]({_images(page)}/{name})" for name in (figure_names(experiment) if own else [])]
-        parts.append(experiment_table(experiment, own) if own else "Not run yet.")
+        beside = (
+            results.of(**experiment.figure.beside) if experiment.measure == "few-labels" and experiment.figure.beside else []
+        )
+        parts.append(experiment_table(experiment, [*own, *beside]) if own else "Not run yet.")
         parts.append(f"`torchckn reproduce {experiment.name} --scale {scale}`")
     return "\n\n".join(parts) + "\n"
+
+
+#: the heading in ``notes.md`` that the claims stand before
+_DISCUSSION = "## Discussion"
 
 
 def _images(page: Path) -> str:
@@ -98,7 +109,7 @@ def _clocks(results: Sequence[Result]) -> str:
         return f"Times are {'CPU' if by_cpu else 'wall-clock'} times."
     return (
         f"Times are CPU times of the process in {by_cpu} runs, which other programs on the machine affect less, and wall-clock "
-        f"times in the other {len(results) - by_cpu}."
+        f"times in the other {len(results) - by_cpu} (in tables with a w; without a time, there are both among the seeds)."
     )
 
 
@@ -108,11 +119,18 @@ def _presets(scale: ScaleName, experiments: Sequence[Experiment]) -> list[str]:
     return ["\n".join(f"- Preset `{name}`: {preset(name).about}" for name in names if name)]
 
 
-def claims_table(results: Results) -> str:
-    """The claims, measurements and verdicts as a Markdown table."""
-    judged = sorted(judge_claims(results), key=lambda claim: not claim.cases)  # what was not run comes last
-    rows = [(j.claim, j.source, j.measured or "-", str(j.runs), f"**{j.verdict}**") for j in judged]
-    return markdown_table(("claim", "source", "measured", "runs", "verdict"), rows)
+def claims_sections(results: Results) -> list[str]:
+    """The claims with measurements and verdicts, in tables by their source, and a list of those that were not run."""
+    judged = judge_claims(results)
+    run = [claim for claim in judged if claim.cases]
+    of_paper = [claim for claim in run if claim.source not in (RELEASED, EXTENSION)]
+    rows = [(j.claim, j.source, j.measured, str(j.runs), f"**{j.verdict}**") for j in of_paper]
+    parts = ["### The paper", markdown_table(("claim", "section", "measured", "runs", "verdict"), rows)] if rows else []
+    for source, section in ((RELEASED, "The runs that the authors released"), (EXTENSION, "Not in the paper")):
+        others = [(j.claim, j.measured, str(j.runs), f"**{j.verdict}**") for j in run if j.source == source]
+        parts += [f"### {section}", markdown_table(("claim", "measured", "runs", "verdict"), others)] if others else []
+    not_run = [f"- {j.claim}{f': {j.remark}' if j.remark else ''}" for j in judged if not j.cases]
+    return [*parts, *(["### Not run at this scale", "\n".join(not_run)] if not_run else [])]
 
 
 def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
@@ -124,26 +142,43 @@ def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
     names = [*experiment.figure.panels, *experiment.figure.lines]
     names += [name for name in experiment.grid if name not in names and len({str(r[name]) for r in results}) > 1]
     groups = grouped(in_grid_order(experiment, results), names)
+    has_trials = any(result["trials"] for result in results)
     rows = []
     for values, runs in groups.items():
-        labels = [value_label(name, value) for name, value in zip(names, values, strict=True) if name != "steps"]
+        named = [(name, value) for name, value in zip(names, values, strict=True) if name != "steps"]
+        labels = ["-" if _is_without(name, runs[0]) else value_label(name, value) for name, value in named]
+        rates = [learning_rate_label(runs[0])] if has_trials else []
         accuracies = [_mean_and_interval(runs, key) for key in ("valid_accuracy", "test_accuracy")]
-        training = [result.training_seconds for result in runs]
-        seconds = f"{statistics.mean(training):.0f}" if any(training) else "-"
         ends = sorted({run.history[-1]["step"] for run in runs if run.history})
         steps = " to ".join(f"{end:,}" for end in dict.fromkeys((ends[0], ends[-1]))) if ends else "-"
-        rows.append((*labels, *accuracies, steps, seconds, str(len(runs))))
+        rows.append((*labels, *rates, *accuracies, steps, _seconds(runs), str(len(runs))))
     heads = [_COLUMN_NAMES.get(name, name.removeprefix("options.")) for name in names if name != "steps"]  # a column anyway
+    heads += ["learning rate"] if has_trials else []
     return markdown_table(
         (*heads, "validation accuracy (%)", "test accuracy (%)", "steps", "training time (s)", "seeds"), rows
     )
+
+
+def _is_without(name: str, run: Result) -> bool:
+    """Whether a network does not have what a variable is about: ConvNets have no bandwidths."""
+    return name == "bandwidths" and run.variables.get("kind") == "convnet"
+
+
+def _seconds(runs: Sequence[Result]) -> str:
+    """The mean training time; none where times by different clocks would be averaged."""
+    training, clocks = [run.training_seconds for run in runs], {run.clock for run in runs}
+    if not any(training) or len(clocks) > 1:
+        return "-"
+    return f"{statistics.mean(training):.0f}{'' if clocks == {'cpu'} else ' w'}"
 
 
 _COLUMN_NAMES = {
     "options.bias": "biases",
     "inverse_sqrt": "inverse square root",
     "hessian": "Hessian",
-    "total_seconds": "given time",
+    "total_seconds": "time budget",
+    "slip": "bug",
+    "bandwidths": "trained bandwidths",
     "weight_decay": "weight decay",
     "batch_size": "batch size",
     "lr": "learning rate",

@@ -59,6 +59,11 @@ class Result:
         return float(record["seconds"]) + float(self.measured.get("start_seconds", 0))
 
     @property
+    def total_seconds(self) -> float:
+        """Of training, including the unsupervised filters and the first classifier."""
+        return self.seconds_at(self.history[-1]) if self.history else 0.0
+
+    @property
     def training_seconds(self) -> float:
         return float(self.history[-1]["seconds"]) if self.history else 0.0
 

@@ -69,7 +69,7 @@ def equal_time_table(results: Sequence[Result]) -> str:
         ]
         augmentation = "none" if augment == "none" else value_label("augment", augment)
         rows.append([str(filters), f"{seconds / 60:g}", augmentation, *cells])
-    heads = ["filters", "given minutes", "augmentation", *(joined_label(_TRAINED_BY, line) for line in columns)]
+    heads = ["filters", "time budget (minutes)", "augmentation", *(joined_label(_TRAINED_BY, line) for line in columns)]
     return markdown_table(heads, rows)
 
 
@@ -84,4 +84,4 @@ def _bold_best(groups: Sequence[Sequence[float]]) -> list[str]:
 
 
 def _minutes(runs: Sequence[Result]) -> str:
-    return f"{statistics.mean(run.seconds_at(run.history[-1]) for run in runs) / 60:.1f}"
+    return f"{statistics.mean(run.total_seconds for run in runs) / 60:.1f}"

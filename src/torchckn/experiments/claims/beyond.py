@@ -6,14 +6,19 @@ Read first: :mod:`torchckn.experiments.claims.paper`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from ..comparisons import difference_case, differences, differences_by_labels
+from ..comparisons import (
+    difference_case,
+    differences,
+    differences_by_labels,
+    time_ratio,
+    with_regularization_of_own_labels,
+)
 from ..judging import ABOVE_ZERO, EXTENSION, Case, Claims
 from ..labels import DATA_NAMES, LEARNER_NAMES, grouped, joined_label, value_label
 from ..labels import NETWORK_NAMES as NAMES
-from ..results import Result, Results, paired
+from ..results import Result, Results
 
 CLAIMS = Claims()
 _claim = CLAIMS.add
@@ -33,9 +38,18 @@ def _equal_time_claim(by: str, augment: str = "none", bandwidths: bool = False, 
             same = {"filters": filters, "total_seconds": seconds, "augment": augment}
             ckn = results.of("equal-time", kind="ckn", centering="feature", bandwidths=bandwidths, **same)
             other = results.of("equal-time", kind="convnet", **convnet, **same)
-            label = joined_label(["filters", "total_seconds"], [filters, seconds])
-            cases += difference_case(label, differences(ckn, other, "test_accuracy"), ABOVE_ZERO)
+            cases += _in_equal_time(same, ckn, other)
         return cases, ""
+
+
+def _in_equal_time(same: dict[str, Any], ckn: list[Result], convnet: list[Result]) -> list[Case]:
+    """The case of a pair of networks, with the time that they actually took."""
+    by_seed = differences(ckn, convnet, "test_accuracy")
+    if not by_seed:
+        return []
+    names = ["filters", "total_seconds"]
+    label = f"{joined_label(names, [same[name] for name in names])} ({time_ratio(ckn, convnet)} times the ConvNet's time)"
+    return difference_case(label, by_seed, ABOVE_ZERO)
 
 
 _SGD: dict[str, Any] = {"optimizer": "sgd", "method": "sgd", "centering": "feature"}
@@ -53,8 +67,7 @@ def _other_learning_rate(results: Results) -> tuple[list[Case], str]:
     half_hour = {"filters": 16, "total_seconds": 1800}
     ckn = results.of("equal-time", kind="ckn", bandwidths=True, augment="none", **half_hour)
     convnet = results.of("tuning", kind="convnet", weight_decay=0.0005, lr="cosine:0.3", **half_hour)
-    label = joined_label(list(half_hour), list(half_hour.values()))
-    return difference_case(label, differences(ckn, convnet, "test_accuracy"), ABOVE_ZERO), ""
+    return _in_equal_time(half_hour, ckn, convnet), ""
 
 
 _equal_time_claim("SGD from the paper's weights", "flip,crop", **_SGD, weight_decay=0.0)
@@ -70,18 +83,6 @@ def _of_few_labels(results: Results, data: str, learner: str) -> list[Result]:
 
 def _untuned(results: Results, data: str, learner: str) -> list[Result]:
     return results.of("untuned", data=data, learner=learner)
-
-
-def _tuned_on_own_labels(results: Results, data: str, learner: str) -> list[Result]:
-    """With one of two regularizations, for each number of labels the one that is more accurate in cross-validation on them."""
-    pairs = paired(_untuned(results, data, learner), _of_few_labels(results, data, learner))
-    return [replace(first, history=_better(first.history, second.history)) for first, second in pairs]
-
-
-def _better(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    other = {record["labels"]: record for record in second}
-    both = [(record, other[record["labels"]]) for record in first if record["labels"] in other]
-    return [max(pair, key=lambda record: record["valid_accuracy"]) for pair in both]
 
 
 def _few_labels_claim(
@@ -106,6 +107,8 @@ def _few_labels_claim(
 for _data in ("cifar10", "mnist"):
     for _first, _second in (
         ("ckn-augmented", "convnet-augmented"),
+        ("ckn-augmented", "hog-svm-augmented"),
+        ("ckn-augmented", "kmeans-augmented"),
         ("ckn", "convnet"),
         ("ckn", "hog-svm"),
         ("ckn", "kmeans"),
@@ -115,9 +118,14 @@ _few_labels_claim("mnist", "ckn-ulr", "convnet")
 _few_labels_claim("mnist", "ckn-ulr", "convnet-augmented")
 for _setup, _runs_of in (
     ("regularization not tuned", _untuned),
-    ("regularization chosen between the two on the same labels", _tuned_on_own_labels),
+    ("regularization chosen between the two on the same labels", with_regularization_of_own_labels),
 ):
-    for _first, _second in (("ckn-augmented", "convnet-augmented"), ("ckn", "hog-svm")):
+    for _first, _second in (
+        ("ckn-augmented", "convnet-augmented"),
+        ("ckn-augmented", "kmeans-augmented"),
+        ("ckn", "hog-svm"),
+        ("ckn", "kmeans"),
+    ):
         _few_labels_claim("cifar10", _first, _second, f", {_setup}", _runs_of)
 
 
