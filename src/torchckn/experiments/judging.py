@@ -101,9 +101,8 @@ class Case:
         return {True: _HOLDS, False: _FAILS, None: _UNDECIDED}[self.holds]
 
 
-_HOLDS, _ABOVE, _FAILS, _UNDECIDED, _NOT_RUN = (
-    *("holds", "above the claimed range", "does not hold", "undecided", "not run at this scale"),
-)
+_HOLDS, _ABOVE, _FAILS, _UNDECIDED = "holds", "above the claimed range", "does not hold", "undecided"
+_NOT_RUN = "not run at this scale"
 
 
 @dataclass(frozen=True)
