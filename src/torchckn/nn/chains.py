@@ -17,10 +17,10 @@ from torch.nn.modules import module as modules
 from ..derivatives import is_transformed
 from ..tracing import is_traced
 from . import native
-from .base import CachedRoot
 from .direct import Geometry, Patches, integers, patches_of
 from .functional import block_count
 from .fused import applies, floats, require_window, window_of
+from .kept import CachedRoot
 from .layers import KernelConv2d
 
 #: images up to which a chain is faster than its layers
