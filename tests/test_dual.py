@@ -280,3 +280,11 @@ def test_the_command_line_form_has_a_name_and_an_optional_scale() -> None:
         kernel = parse(text)
         assert isinstance(kernel, kernels.Dual)
         assert (kernel.activation, kernel.scale) == ("tanh", scale)
+
+
+def test_a_module_whose_settings_have_changed_has_another_kernel() -> None:
+    module = nn.LeakyReLU(0.5)
+    kernels.Dual(module)
+    module.negative_slope = -0.9
+    t = torch.linspace(-1, 1, 9, dtype=torch.float64)
+    assert torch.equal(kernels.Dual(module).kappa(t), kernels.Dual(nn.LeakyReLU(-0.9)).kappa(t))

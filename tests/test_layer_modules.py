@@ -85,6 +85,52 @@ def test_eval_mode_computes_the_root_once_and_again_after_a_change(
         torch.testing.assert_close(after, copy.deepcopy(layer).train()(x))
 
 
+class Mixture(kernels.Kernel):
+    """Of powers and of another kernel, by weights that are kept in containers of any kind."""
+
+    def __init__(self, weights: Any, other: kernels.Kernel) -> None:
+        super().__init__()
+        self.weights, self.other = weights, other
+
+    def kappa(self, t: torch.Tensor) -> torch.Tensor:
+        first, second = self.weights.values() if isinstance(self.weights, dict) else self.weights
+        return first * t + second * self.other.kappa(t)
+
+
+def in_place_changes() -> dict[str, tuple[Any, Any]]:
+    def sigma(kernel: Mixture) -> None:
+        kernel.other.sigma = 2.0
+
+    return {
+        "a kernel within": ((0.5, 0.5), sigma),
+        "list": ([0.5, 0.5], lambda kernel: kernel.weights.__setitem__(slice(None), [0.1, 0.9])),
+        "dict": ({"t": 0.5, "k": 0.5}, lambda kernel: kernel.weights.update(t=0.1, k=0.9)),
+        "tensor": (torch.tensor([0.5, 0.5]), lambda kernel: kernel.weights.copy_(torch.tensor([0.1, 0.9]))),
+        "tensors": ([torch.tensor(0.5), torch.tensor(0.5)], lambda kernel: kernel.weights[0].fill_(0.1)),
+        "another list": ([0.5, 0.5], lambda kernel: setattr(kernel, "weights", [0.1, 0.9])),
+    }
+
+
+@pytest.mark.parametrize("change", in_place_changes())
+def test_a_change_anywhere_in_a_kernel_is_seen_in_eval_mode(
+    change: str, counted: list[int], generator: torch.Generator
+) -> None:
+    weights, edit = in_place_changes()[change]
+    layer = KernelConv2d(2, 4, 3, kernel=Mixture(weights, kernels.RBFSphere(0.6)), generator=generator).eval()
+    x = torch.randn(3, 2, 5, 5, generator=generator)
+    for _ in range(3):
+        layer(x)
+    assert len(counted) == 1
+    edit(layer.kernel)
+    for _ in range(3):
+        after = layer(x)
+    assert len(counted) == 2
+    copied = copy.deepcopy(layer)
+    torch.testing.assert_close(copied(x), after)
+    assert len(counted) == 2  # the copy has the root of the original
+    torch.testing.assert_close(after, copied.train()(x))
+
+
 def test_training_mode_computes_the_root_in_every_call(counted: list[int], generator: torch.Generator) -> None:
     layer = KernelConv2d(2, 4, 3, generator=generator)
     x = torch.randn(3, 2, 5, 5, generator=generator)

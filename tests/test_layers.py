@@ -277,3 +277,23 @@ def test_a_kernel_derived_from_ours_may_have_another_degree(
         layer.weight.copy_(nn.functional.normalize(x)[:, :, None, None])
         features = layer(x[:, :, None, None]).flatten(1)
     torch.testing.assert_close(features @ features.T, kernel.gram(x), rtol=1e-2, atol=1e-3)
+
+
+def test_a_kernel_that_gets_its_kappa_from_another_base_class_has_no_map_of_ours(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    monkeypatch.setattr(kernels.Kernel, "_registry", dict(kernels.Kernel._registry))
+
+    class Even:
+        def kappa(self, t: torch.Tensor) -> torch.Tensor:
+            return t.square()
+
+    class EvenSphere(Even, kernels.RBFSphere):
+        pass
+
+    kernel, x = EvenSphere(0.6), torch.rand(5, 6, generator=generator)
+    layer = KernelConv2d(6, 5, 1, kernel=kernel, eps=1e-6)  # the images are its filters
+    with torch.no_grad():
+        layer.weight.copy_(nn.functional.normalize(x)[:, :, None, None])
+        features = layer(x[:, :, None, None]).flatten(1)
+    torch.testing.assert_close(features @ features.T, kernel.gram(x), rtol=1e-2, atol=1e-3)

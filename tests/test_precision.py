@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,7 +14,10 @@ import torchckn
 from torchckn import ConfigError, NumericalError, TrainConfig
 from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.methods import METHODS, Method, MethodOptions
-from torchckn.nn import KernelConv2d
+from torchckn.kernels import ArcCosine, Kernel, RBFSphere
+from torchckn.nn import GaussianPool2d, KernelConv2d, KernelLinear, KernelLocal2d, convolution, native
+from torchckn.nn.functional import patch_squares
+from torchckn.nn.resampling import FixedWindow
 
 from .contracts import KERNELS, Case, is_rough
 from .fake_cuda.steps import small
@@ -115,3 +119,71 @@ def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ConfigError, match="precision: expected 'float32', 'bfloat16' or 'float16', got 'float8'"):
         TrainConfig(precision="float8")  # type: ignore[arg-type]
     assert torchckn.TrainConfig().precision == "float32"
+
+
+compiled = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain layer is used and tested")
+
+
+@compiled
+@pytest.mark.parametrize("kernel", [RBFSphere(0.6), RBFSphere(0.6, trainable=True), ArcCosine(1)], ids=str)
+def test_on_a_cpu_the_layer_stays_compiled_and_its_convolutions_alone_are_rounded(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    layer = KernelConv2d(33, 40, 3, padding=1, kernel=kernel, generator=generator)  # too wide for convolutions of our own
+    x, weight = torch.randn(4, 33, 6, 6, generator=generator), layer.weight.detach()
+    seen: list[torch.dtype] = []
+    for name in ("convolve", "convolution_gradients", "filter_gradient"):
+        original = getattr(convolution, name)
+        monkeypatch.setattr(convolution, name, lambda a, *rest, of=original: (seen.append(a.dtype), of(a, *rest))[1])
+
+    def results(precision: torch.dtype | None) -> list[Tensor]:
+        leaf = x.clone().requires_grad_()
+        layer.zero_grad()
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            y = layer(leaf)
+        y.square().sum().backward()
+        assert leaf.grad is not None
+        return [y.detach(), leaf.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)]
+
+    exact, rounded = results(None), results(torch.bfloat16)
+    assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3  # responses, and gradients of filters and images
+    with torch.no_grad():
+        responses = F.conv2d(x.bfloat16(), weight.bfloat16(), padding=1).float()
+        squares = patch_squares(x, (3, 3), (1, 1), (1, 1), (1, 1))
+        expected = torch.einsum("fg,nghw->nfhw", layer.projection(), kernel.map(responses, squares))
+    torch.testing.assert_close(rounded[0], expected, rtol=1e-4, atol=1e-4)
+    assert len(exact) == len(rounded)
+    for own, other in zip(exact, rounded, strict=True):
+        assert other.dtype == own.dtype
+        assert 0 < (other - own).norm() < 0.02 * own.norm()
+
+
+@compiled
+def test_chains_of_layers_are_for_full_precision(generator: torch.Generator) -> None:
+    net = network().eval()
+    (chain,) = net._chains.values()
+    x = torch.rand(2, *net.input_shape, generator=generator)
+    with torch.no_grad():
+        assert chain.takes(x, net.layers)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not chain.takes(x, net.layers)
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_a_patch_and_its_norm_are_of_the_same_numbers(setting: Any, generator: torch.Generator) -> None:
+    """Also if a module before a layer has rounded its images."""
+    x = torch.randn(4, 3, 6, 6, generator=generator)
+    layers = KernelConv2d(3, 8, 3), KernelLinear(108, 8), KernelLocal2d(3, 8, 3, 6, regions=2)
+    with native.use(setting), torch.autocast("cpu", torch.bfloat16):
+        for layer in layers:
+            rounded = x.bfloat16()
+            torch.testing.assert_close(layer(rounded), layer(rounded.float()), rtol=0, atol=0)
+
+
+def test_pooled_values_have_the_precision_that_they_had(generator: torch.Generator) -> None:
+    x = torch.randn(4, 3, 6, 6, generator=generator)
+    for pool in (GaussianPool2d(2), FixedWindow([[0.25, 0.5], [0.5, 0.25]])):
+        with torch.autocast("cpu", torch.bfloat16):
+            pooled = pool(x)
+            assert pool(x.bfloat16()).dtype == torch.bfloat16
+        assert torch.equal(pooled, pool(x))

@@ -22,7 +22,7 @@ from ..errors import ConfigError, NumericalError
 from ..network import Classifier
 from ..nn.base import KernelLayer
 from ..nn.checks import require
-from ..nn.devices import autocast, sums_in_units, wide_dtype
+from ..nn.devices import autocast, is_mixed, sums_in_units, wide_dtype
 from ..nn.shared_roots import shared_projections
 from ..nn.sums import GradientSums, in_units
 from ..nn.walk import modules_of, parameters_of
@@ -126,7 +126,7 @@ def unit_of_sums(net: Classifier, batch_size: float, chunk: Chunk = "auto", prec
 def _unit_of_layers(net: Classifier, batch_size: float, chunk: Chunk, precision: Precision) -> int | None:
     """Images whose gradients layers add up in their own precision: a quarter of a batch, within limits; None: all of a chunk."""
     device = net.head.weight.device
-    if precision != "float32" or not sums_in_units(device) or torch.is_autocast_enabled(device.type):
+    if precision != "float32" or not sums_in_units(device) or is_mixed(device):
         return None
     layers = [module for module in modules_of(net) if isinstance(module, KernelLayer)]
     own = {*net.head.parameters(), *(weight for layer in layers for weight in layer.sphere_parameters())}

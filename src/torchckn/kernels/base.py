@@ -37,7 +37,8 @@ def require_tensor(what: str, value: object) -> None:
         raise DataError(f"{what} expected a torch.Tensor, got {kind}; use {remedy}")
 
 
-#: methods that a kernel may write by hand, and what they are valid for: a subclass that changes any of it does not inherit them
+#: methods that a kernel may write by hand, and what they are valid for: a subclass that changes any of it, by itself or by
+#: another base class, does not inherit them
 _VALID_FOR = {
     "map": {"kappa", "degree"},
     "native": {"kappa", "degree", "map"},
@@ -75,10 +76,14 @@ class Kernel(nn.Module):
                 "name, because saved models refer to kernels by name"
             )
         Kernel._registry[cls.__name__] = cls
-        own = vars(cls).keys()
         for method, of in _VALID_FOR.items():
-            if method not in own and not own.isdisjoint(of):
+            if any(cls._place_of(other) < cls._place_of(method) for other in of):
                 setattr(cls, method, getattr(Kernel, method))
+
+    @classmethod
+    def _place_of(cls, name: str) -> int:
+        """The place, in the order of inheritance, of the class that defines ``name``."""
+        return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))
 
     def kappa(self, t: Tensor) -> Tensor:
         """Elementwise kappa of cosines ``t``: differentiable, value and gradient finite on all of [-1, 1]."""

@@ -191,14 +191,18 @@ def _polynomial(t: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     return out
 
 
-@functools.lru_cache(maxsize=256)
 def _expansion(function: Function, scale: float, highest: int) -> Expansion:
-    return expand(function, scale, highest)
+    return (_kept_expansion if function in _FIXED else expand)(function, scale, highest)
 
 
-@functools.lru_cache(maxsize=256)
 def _growth(function: Function, scale: float) -> float:
-    return growth(function, scale)
+    return (_kept_growth if function in _FIXED else growth)(function, scale)
+
+
+#: functions that are the same in every call; others may be of a module whose settings or parameters change
+_FIXED = frozenset(ACTIVATIONS.values())
+_kept_expansion = functools.lru_cache(maxsize=256)(expand)
+_kept_growth = functools.lru_cache(maxsize=256)(growth)
 
 
 def _truncated(expansion: Expansion, tolerance: float) -> tuple[list[float], float]:

@@ -9,7 +9,7 @@ Read first: :mod:`torchckn.nn.functional`. Read next: :mod:`torchckn.nn.layers`;
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +24,8 @@ from .devices import reads_are_free, wide_dtype
 from .functional import block_count, filter_gram, inverse_root, precomputed_root
 from .geometry import draw_normal
 from .invsqrt import Spectrum, check_method, resolve_method
-from .native import equal
+from .kept import CachedRoot, contents_of
 from .walk import modules_of, parameters_of
-
-#: attributes that every module has
-_OF_MODULES = frozenset(vars(nn.Module()))
-#: attributes of a kernel that are compared by their values
-_PLAIN = (int, float, str, tuple)
-
-
-class CachedRoot(NamedTuple):
-    """A root, and the settings and tensors that it depends on."""
-
-    settings: object
-    tensors: list[Tensor]
-    wide: Tensor
-    """in float64, for an accurate gradient"""
-    root: Tensor
 
 
 class KernelLayer(nn.Module):
@@ -184,17 +169,10 @@ class KernelLayer(nn.Module):
         if is_traced():  # a trace has the root as a constant, not how it was computed or found unchanged
             with untraced():
                 return self.cached_root()
-        kernel = self.kernel
-        values = vars(kernel)
-        plain = {name: values[name] for name in values.keys() - _OF_MODULES if isinstance(values[name], _PLAIN)}
-        settings = (kernel, plain, self.eps, self.inverse_sqrt, self.root_block)
-        tensors: list[Tensor] = [*self.sphere_parameters()]
-        if (
-            kernel._parameters or kernel._buffers or kernel._modules
-        ):  # a kernel has none, as a rule, and listing them takes time
-            tensors += [*kernel.parameters(), *kernel.buffers()]
-        # Values are compared, not version counters, which miss changes through `.data`.
-        if self._cache is None or self._cache.settings != settings or not _all_equal(self._cache.tensors, tensors):
+        contents, of_kernel = contents_of(self.kernel)
+        settings = (contents, self.eps, self.inverse_sqrt, self.root_block)
+        tensors: list[Tensor] = [*self.sphere_parameters(), *of_kernel]
+        if self._cache is None or not self._cache.is_of(settings, tensors):
             # A tensor made in inference mode could not be used outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 wide = [factor.to(wide_dtype(factor.device)) for factor in self._checked_factors()]
@@ -247,12 +225,6 @@ def checked_root_block(what: str, block: object) -> int | None:
     if block is not None and number is None:
         raise ConfigError(f"{what} expected a number of filters >= 1, or None for one root of all filters, got {block!r}")
     return number
-
-
-def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
-    return len(left) == len(right) and all(
-        a.dtype == b.dtype and a.device == b.device and equal(a, b) for a, b in zip(left, right, strict=True)
-    )
 
 
 def sphere_groups(module: nn.Module) -> list[dict[str, Any]]:

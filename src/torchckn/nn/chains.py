@@ -17,10 +17,11 @@ from torch.nn.modules import module as modules
 from ..derivatives import is_transformed
 from ..tracing import is_traced
 from . import native
-from .base import CachedRoot
+from .devices import is_mixed
 from .direct import Geometry, Patches, integers, patches_of
 from .functional import block_count
 from .fused import applies, floats, require_window, window_of
+from .kept import CachedRoot
 from .layers import KernelConv2d
 
 #: images up to which a chain is faster than its layers
@@ -83,7 +84,7 @@ class Chain:
         """Whether these images can go through the chain: few, without a gradient, and compiled code has all of the layers."""
         if torch.compiler.is_compiling() or is_traced() or torch.is_grad_enabled() or is_transformed():
             return False
-        if x.ndim != 4 or x.shape[0] > FEW_IMAGES:
+        if x.ndim != 4 or x.shape[0] > FEW_IMAGES or is_mixed(x.device):
             return False
         channels = x.shape[1]
         for name in self.names:

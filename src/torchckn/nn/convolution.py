@@ -5,6 +5,9 @@ r"""Convolutions of the compiled layer that are not in its own passes, and their
 Where each image is one patch, as in the last layers of a LeNet, these are products of matrices, for which libraries of
 convolutions take several times as long. All images and responses are channels last; G is the gradient of R.
 
+With a ``precision`` (mixed precision, :func:`torchckn.nn.devices.autocast`), what a library of convolutions computes is computed
+in that dtype, and rounded to it; products of matrices and our own code stay in float32, as fast as there.
+
 Read first: :mod:`torchckn.nn.direct`, :mod:`torchckn.nn.sums`. Read next: :mod:`torchckn.nn.fused`.
 """
 
@@ -25,32 +28,46 @@ from .direct import (
 from .geometry import convolve
 from .sums import current_unit, filter_gradient, products_in_units, sum_in_double
 
+#: None: the dtype of the images
+Precision = torch.dtype | None
 
-def convolution(x: Tensor, weight: Tensor, patches: Patches) -> Tensor:
+
+def convolution(x: Tensor, weight: Tensor, patches: Patches, precision: Precision = None) -> Tensor:
     """Responses to filters (f, C, kh, kw): (N, f, H', W')"""
     if patches.are_images:
         return products_in_units(_rows(x), _rows(weight).T, current_unit() or len(x))[:, :, None, None]
-    return dense(convolve(x, weight, *patches.geometry))
+    images, filters = _cast(precision, x, weight)
+    return dense(convolve(images, filters, *patches.geometry).to(x.dtype))
 
 
-def gradient_of_images(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches, unit: int | None) -> Tensor:
+def gradient_of_images(
+    of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches, unit: int | None, precision: Precision = None
+) -> Tensor:
     """From that of the responses; ``unit``: that of the forward pass, see :func:`torchckn.nn.sums.in_units`."""
     if patches.are_images:
         return _images(products_in_units(_rows(of_responses), _rows(weight), unit or len(x)), x.shape)
     if images_are_direct(weight, patches):
         return direct_gradient_of_images(of_responses, x, weight, patches)
-    return dense(convolution_gradients(of_responses, x, weight, patches.geometry, (True, False))[0])
+    g, images, filters = _cast(precision, of_responses, x, weight)
+    return dense(convolution_gradients(g, images, filters, patches.geometry, (True, False))[0].to(x.dtype))
 
 
-def gradient_of_filters(of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches, unit: int | None) -> Tensor:
+def gradient_of_filters(
+    of_responses: Tensor, x: Tensor, weight: Tensor, patches: Patches, unit: int | None, precision: Precision = None
+) -> Tensor:
     """The sum over all images; those over a unit of them in single precision, all others in double precision."""
     unit = unit or len(x)
     if filters_are_direct(weight, patches):
         return direct_gradient_of_filters(of_responses, x, weight, patches)
     if not patches.are_images:
-        return filter_gradient(of_responses, x, weight, patches.geometry, unit)
+        g, images, filters = _cast(precision, of_responses, x, weight)
+        return filter_gradient(g, images, filters, patches.geometry, unit)
     pairs = zip(_rows(of_responses).split(unit), _rows(x).split(unit), strict=True)
     return _images(sum_in_double(of_some.T @ some for of_some, some in pairs), weight.shape)
+
+
+def _cast(precision: Precision, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tensors if precision is None else tuple(tensor.to(precision) for tensor in tensors)
 
 
 def _rows(images: Tensor) -> Tensor:

@@ -50,9 +50,19 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     return torch.autocast(device.type, _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext()
 
 
+def is_mixed(device: torch.device) -> bool:
+    """Whether :func:`autocast` is active."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)  # which knows no meta device
+
+
+def precision_of_convolutions(device: torch.device) -> torch.dtype | None:
+    """The dtype that :func:`autocast` asks for; None if it is not active."""
+    return torch.get_autocast_dtype(device.type) if is_mixed(device) else None
+
+
 def own_precision(device: torch.device) -> AbstractContextManager[None]:
     """Within this context everything is computed in the dtype of its tensors, whatever :func:`autocast` says around it."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    return torch.autocast(device.type, enabled=False) if is_mixed(device) else nullcontext()
 
 
 def prefers_channels_last(device: torch.device) -> bool:

@@ -37,7 +37,7 @@ from ..kernels import Kernel, Linear
 from ..tracing import is_traced
 from . import native
 from .checks import reads_now, require
-from .devices import computes_wide, own_precision, prefers_channels_last, wide_dtype
+from .devices import computes_wide, is_mixed, own_precision, prefers_channels_last, wide_dtype
 from .direct import Geometry, patches_of
 from .fused import applies, fused_conv2d, window_of
 from .geometry import Pair, convolve
@@ -211,7 +211,7 @@ def kernel_conv2d(
     if weight is not None and weight.shape[2:] == (1, 1) and stride != (1, 1) and padding == (0, 0):
         # The same numbers without a stride, for which torch 2.13 on a CPU corrupts memory in the backward pass.
         x, stride = x[:, :, :: stride[0], :: stride[1]], (1, 1)
-    x = fast_layout(x)
+    x = fast_layout(_unrounded(x, root))
     geometry = Geometry(stride, padding, dilation)
     kernel_size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
     norms_cancel = type(kernel).map is Linear.map and kernel.degree == 1  # |x| <w, x> / |x|
@@ -243,6 +243,11 @@ def kernel_conv2d(
         return F.conv2d(values, root.flatten(0, -2)[:, :, None, None], groups=groups)
 
 
+def _unrounded(x: Tensor, root: Tensor) -> Tensor:
+    """``x``, of which the norms are computed; in mixed precision, where a module before may have rounded it, as ``root`` is."""
+    return x.to(root.dtype) if is_mixed(x.device) else x
+
+
 def _split(x: Tensor, groups: int) -> Tensor:
     return x if groups == 1 else x.unflatten(1, (groups, -1)).flatten(0, 1)
 
@@ -257,6 +262,7 @@ def fast_layout(x: Tensor) -> Tensor:
 
 def kernel_linear(x: Tensor, weight: Tensor, root: Tensor, kernel: Kernel) -> Tensor:
     """The layer equation for one patch that is the whole input: rows (N, s), filters (f, s) -> (N, f)."""
+    x = _unrounded(x, root)
     squares = x.square().sum(1, keepdim=True)
     values = kernel.map(linear(x, weight), squares)
     with own_precision(x.device):
@@ -275,6 +281,7 @@ def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel
     Returns:
         (N, f, L)
     """
+    patches = _unrounded(patches, root)
     squares = patches.square().sum(1)  # (N, L)
     responses = torch.einsum("lfs,nsl->nfl", weight[region_of], patches)
     values = kernel.map(responses, squares[:, None])

@@ -27,7 +27,7 @@ from ..kernels import Kernel
 from ..tracing import is_recorded
 from . import native
 from .convolution import convolution, gradient_of_filters, gradient_of_images
-from .devices import wide_dtype
+from .devices import precision_of_convolutions, wide_dtype
 from .direct import Geometry, dense, integers, is_cheap, is_direct, patches_of
 from .geometry import Pair
 from .sums import Sink, add_or_return, current_unit, sink_of
@@ -35,7 +35,10 @@ from .walk import is_trained
 
 
 def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
-    """Whether the compiled layer can take these images: ordinary float32 numbers on a CPU, and a kernel that it has."""
+    """Whether the compiled layer can take these images: ordinary float32 numbers on a CPU, and a kernel that it has.
+
+    In mixed precision, too: its convolutions by a library are then in the lower precision, all else is as it was.
+    """
     return (
         x.dtype == torch.float32
         and x.device.type == "cpu"
@@ -44,7 +47,6 @@ def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
         and groups == 1
         and not torch.compiler.is_compiling()
         and not is_recorded()
-        and not torch.is_autocast_enabled("cpu")
         and kernel.native() is not None
         and (not is_trained(kernel) or kernel.trained_number() is not None)
         and native.library() is not None
@@ -145,6 +147,7 @@ def _forward(
     shape = integers(len(x), rows, columns, filters, *window, kernel.degree, uniform)
     about = native.KERNELS.index(name), floats(*numbers), shape
     root = None if root is None else root.contiguous()
+    precision = precision_of_convolutions(x.device)
     out = x.new_empty(len(x), rows // window[0], columns // window[1], filters)
     responses: Tensor | None
     if weight is not None and is_direct(weight, patches):
@@ -156,14 +159,14 @@ def _forward(
     else:
         if about[0] != native.LINEAR:
             native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
-        responses = x if weight is None else convolution(x, weight, patches)
+        responses = x if weight is None else convolution(x, weight, patches, precision)
         native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
     result = out.permute(0, 3, 1, 2)
     if ctx is not None:
         needs_output = ctx.needs_input_grad[3] and not ctx.needs_input_grad[2]
         ctx.save_for_backward(x, weight, root, responses, squares, result if needs_output else None)
         ctx.about, ctx.patches, ctx.sinks, ctx.is_used, ctx.unit = about, patches, sinks, False, current_unit()
-        ctx.kernel, ctx.number = kernel, numbers[0] if numbers else 0.0
+        ctx.kernel, ctx.number, ctx.precision = kernel, numbers[0] if numbers else 0.0, precision
     return result
 
 
@@ -212,9 +215,10 @@ class _FusedConv(torch.autograd.Function):
             of_number = ctx.kernel.number_gradient(ctx.number, values, slopes).to(x.dtype)
         of_x = of_responses
         if weight is not None and of_responses is not None:
+            given = of_responses, x, weight, ctx.patches, ctx.unit, ctx.precision
             if need_weight and not direct:
-                of_weight = gradient_of_filters(of_responses, x, weight, ctx.patches, ctx.unit)
-            of_x = gradient_of_images(of_responses, x, weight, ctx.patches, ctx.unit) if need_x else None
+                of_weight = gradient_of_filters(*given)
+            of_x = gradient_of_images(*given) if need_x else None
         if through_norms:
             assert of_squares is not None
             pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])

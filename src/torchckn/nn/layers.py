@@ -23,6 +23,7 @@ from ..errors import ConfigError, DataError
 from ..kernels import Kernel
 from ..kernels.base import require_tensor
 from .base import KernelLayer
+from .devices import is_mixed
 from .functional import block_count, kernel_conv2d, kernel_linear, kernel_local2d
 from .geometry import Pair, conv_output_size, pair, real_device
 from .pooling import require_linear
@@ -298,7 +299,7 @@ def require_images(layer: str, x: Tensor, channels: int, weight: Tensor) -> None
 
 
 def require_same_type(layer: str, x: Tensor, weight: Tensor) -> None:
-    mixed = x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type)
+    mixed = x.dtype != weight.dtype and not is_mixed(x.device)
     if mixed or x.device != weight.device:
         raise DataError(
             f"{layer} has {weight.dtype} filters on {weight.device}, got {x.dtype} input on {x.device}; "

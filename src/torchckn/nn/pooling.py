@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..choices import as_integer
 from ..errors import ConfigError, DataError
+from .devices import own_precision
 from .geometry import conv_output_size, convolve
 
 
@@ -49,8 +50,9 @@ class GaussianPool2d(nn.Module):
         for size in x.shape[2:]:
             self._positions(size)
         channels, window = x.shape[1], self.window().to(x).expand(x.shape[1], 1, 1, -1)
-        down = convolve(x, window.mT, (self.stride, 1), (self.padding, 0), groups=channels)
-        return convolve(down, window, (1, self.stride), (0, self.padding), groups=channels)
+        with own_precision(x.device):  # an average has the dtype of what it averages, as that of nn.AvgPool2d has
+            down = convolve(x, window.mT, (self.stride, 1), (self.padding, 0), groups=channels)
+            return convolve(down, window, (1, self.stride), (0, self.padding), groups=channels)
 
     def window(self) -> Tensor:
         """The weights along one axis: (kernel_size,), float64"""

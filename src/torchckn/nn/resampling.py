@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .devices import own_precision
 from .geometry import Pair, convolve, filled
 
 
@@ -26,7 +27,8 @@ class FixedWindow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         window = torch.stack([filled(row, x) for row in self.window])
-        return convolve(x, window.expand(x.shape[1], 1, *window.shape), self.stride, self.padding, groups=x.shape[1])
+        with own_precision(x.device):
+            return convolve(x, window.expand(x.shape[1], 1, *window.shape), self.stride, self.padding, groups=x.shape[1])
 
 
 class Resized(nn.Module):

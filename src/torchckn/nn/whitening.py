@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..choices import as_integer
 from ..errors import ConfigError, DataError
-from .devices import wide_dtype
+from .devices import own_precision, wide_dtype
 from .functional import check_finite
 from .geometry import Pair, pair
 from .invsqrt import inverse_sqrt
@@ -82,7 +82,8 @@ def whiten_by(images: Tensor, matrices: Tensor, patch_size: int | Pair = 3) -> T
     """
     patches = _patches(images, pair("patch_size", patch_size))
     whitener, shift = matrices[..., :-1], matrices[..., -1:]
-    columns = torch.baddbmm(shift.mT, patches.mT, whitener.mT)  # (N, H W, s)
+    with own_precision(images.device):  # the norms of patches are computed of these numbers
+        columns = torch.baddbmm(shift.mT, patches.mT, whitener.mT)  # (N, H W, s)
     return columns.unflatten(1, images.shape[2:]).permute(0, 3, 1, 2)
 
 
@@ -200,8 +201,7 @@ class Whitening(nn.Module):
         if self._kept is None or differentiates or images.device.type != "cpu" or torch.compiler.is_compiling():
             return whiten_by(images, self._matrices(images), self.patch_size)
         digests = digests_of(images)
-        precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
-        key = images.shape, images.dtype, precision, b"".join(digests)
+        key = images.shape, images.dtype, b"".join(digests)
         if self._whitened is not None and key in self._whitened:
             return self._whitened[key]
         whitened = whiten_by(images, self._kept.of(images, digests, self._matrices), self.patch_size)
