@@ -21,7 +21,7 @@ from ..graph import Graph, KernelNode, Standardize
 from ..kernels import RBFSphere
 from ..nn.base import KernelLayer, sphere_groups
 from ..nn.chains import Chain, is_for_chains
-from ..nn.functional import check_finite, checking_layers
+from ..nn.checks import check_finite, checking_layers
 from ..nn.layers import KernelConv2d
 from ..summary import Summary, SummaryRow
 from .classifier import Classifier, digest
