@@ -123,5 +123,5 @@ def check_layers() -> Iterator[None]:
 
 
 def checking_layers() -> bool:
-    """Whether :func:`check_layers` is active."""
-    return _checking.get()
+    """Whether :func:`check_layers` is active; nothing is checked in a compiled graph."""
+    return not torch.compiler.is_compiling() and _checking.get()
