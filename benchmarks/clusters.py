@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchckn import CKN, data
 from torchckn.fit import spherical_kmeans
-from torchckn.fit.filters import sample_patches
+from torchckn.fit.patches import sample_patches
 from torchckn.graph import Conv, Graph
 
 RESTARTS, SEEDS = 3, 5

@@ -15,7 +15,7 @@ import torchckn
 from torchckn import ConfigError, DataError, distributed
 from torchckn.distributed import rank, world
 from torchckn.fit.defaults import PRESETS
-from torchckn.fit.filters import sample_patches
+from torchckn.fit.patches import sample_patches
 from torchckn.fit.schedules import Search, Search2019
 from torchckn.graph import Conv, Graph, Local
 

@@ -1,4 +1,4 @@
-"""The paper's experiments as their specifications have them. What is made of their results: test_results.py."""
+"""The paper's experiments as their specifications have them. What is made of their results: test_judging.py, test_results.py."""
 
 from __future__ import annotations
 

@@ -13,13 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchckn import CKN
 from torchckn.errors import DataError
-from torchckn.graph import Conv, Graph, Product
-from torchckn.kernels import ArcCosine, Dual, Kernel, Linear, RBFSphere
+from torchckn.graph import Conv, Graph
+from torchckn.kernels import ArcCosine, Kernel, Linear, RBFSphere
 from torchckn.nn import KernelConv2d, native
 from torchckn.nn.functional import kernel_conv2d
 from torchckn.nn.fused import applies
@@ -275,29 +273,6 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
-def test_a_wrong_call_of_the_library_is_noticed() -> None:
-    with pytest.raises(AssertionError):
-        native.call("layer_forward", 99, None, (ctypes.c_long * 8)(0, 1, 1, 1, 1, 1, 1, 0), None, None, None, None)
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_memory_that_no_thread_gets_is_an_error(threads: int) -> None:
-    x = torch.ones(8, 1, 1, 1)
-    padding = 2**60  # the row of a padded image has more bytes than there are addresses
-    numbers = (ctypes.c_long * 14)(8, 1, 1, 1, 1, 1, 3, 3, 1, 1, 0, padding, 1, 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for name, buffers in (
-            ("patch_squares", [x, x.clone(), x.clone()]),
-            ("patch_squares_backward", [x.clone() for _ in range(4)]),
-        ):
-            with pytest.raises(MemoryError, match=f"no memory for the buffers of {name}"):
-                native.call(name, numbers, *(buffer.data_ptr() for buffer in buffers))
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (1, 1, 1), (2, 1, 1), (2, 0, 2), (1, 3, 1)])
 @pytest.mark.parametrize(
     ("channels", "filters", "size"), [(1, 8, 5), (1, 24, 3), (8, 8, 3), (3, 16, 1), (5, 6, 3), (32, 32, 3)]
@@ -326,15 +301,6 @@ def test_rows_of_any_length_are_cut_into_pieces_without_a_gap(filters: int, gene
         root = torch.randn(filters, filters, generator=generator, dtype=torch.float64)
         arguments = RBFSphere(0.6), x, weight.reshape(filters, 3, 1, 2), root
         assert_same(layer_and_gradients(torch.float32, *arguments), layer_and_gradients(torch.float64, *arguments))
-
-
-def test_one_change_among_many_numbers_is_noticed() -> None:
-    a = torch.zeros(100_001)
-    for place in (0, 50_000, 100_000):
-        b = a.clone()
-        assert native.equal(a, b)
-        b[place] = 1
-        assert not native.equal(a, b)
 
 
 def test_filters_of_few_channels_get_the_same_gradient_whatever_else_needs_one(generator: torch.Generator) -> None:
@@ -369,68 +335,3 @@ def test_the_root_of_an_identity_layer_is_multiplied_by_without_a_matrix(
         (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)).sum().backward()
         results.append([out.detach().double(), leaf.grad.double()])
     assert_same(*results, 1e-3 if kernel is COMPILED[2] else 2e-5)
-
-
-# What records operations does not see compiled code
-
-
-class Operations(TorchDispatchMode):
-    """The names of the operations within this context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("kernel", [RBFSphere(0.6), ArcCosine(1)], ids=str)
-@pytest.mark.parametrize("images", [2, 6], ids=["in a chain", "layer by layer"])
-def test_a_traced_network_gives_the_numbers_of_the_network(kernel: Kernel, images: int, generator: torch.Generator) -> None:
-    nodes = [Conv("a", filters=8, kernel_size=(3, 3), kernel=kernel), Conv("b", filters=8, kernel=kernel)]
-    net = CKN(Graph((2, 7, 7), nodes), generator=generator).eval()
-    x, other = torch.randn(2, images, 2, 7, 7, generator=generator)
-    with torch.no_grad():
-        traced = torch.jit.trace(net, x, check_trace=False)
-        torch.testing.assert_close(traced(other), net(other), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("kernel", [RBFSphere(0.6), RBFSphere(0.6, trainable=True), ArcCosine(1), Dual("gelu")], ids=str)
-@pytest.mark.parametrize("block", [None, 3])
-def test_a_network_is_traced_with_gradients_enabled(kernel: Kernel, block: int | None, generator: torch.Generator) -> None:
-    nodes = [
-        Conv("a", filters=8, kernel_size=(3, 3), kernel=kernel, root_block=block),
-        Conv("b", filters=8, kernel=kernel, groups=2),
-        Product("c", filters=4, inputs=("a", "b")),
-    ]
-    net = CKN(Graph((2, 7, 7), nodes), generator=generator).eval()
-    x, other = torch.randn(2, 2, 2, 7, 7, generator=generator)
-    traced = torch.jit.trace(net, x)  # which traces again without gradients, and compares
-    torch.testing.assert_close(traced(other), net(other), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kernel", [RBFSphere(0.6), ArcCosine(1)], ids=str)
-def test_the_graph_of_a_layer_gives_the_numbers_of_the_layer(kernel: Kernel, generator: torch.Generator) -> None:
-    layer = KernelConv2d(2, 8, 3, kernel=kernel, pool=nn.AvgPool2d(2), generator=generator).eval()
-    x, other = torch.randn(2, 3, 2, 7, 7, generator=generator)
-    with torch.no_grad():
-        expected = layer(other)
-        torch.testing.assert_close(make_fx(lambda z: layer(z))(x)(other), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_dispatch_mode_sees_all_operations_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x, calls = KernelConv2d(2, 8, 3).eval(), torch.randn(2, 2, 7, 7), []
-    plain = native.call
-    monkeypatch.setattr(native, "call", lambda name, *arguments: (calls.append(name), plain(name, *arguments))[1])
-    expected = layer(x)
-    assert "direct_forward" in calls
-    calls.clear()
-    with Operations() as operations:
-        out = layer(x)
-    assert not calls
-    assert {"convolution", "exp"} <= set(operations.names)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)

@@ -1,7 +1,8 @@
-"""The library of the compiled layer: how it is made, kept and loaded, and what happens without a compiler."""
+"""The library of the compiled layer: how it is made, kept, loaded and called, and what happens without a compiler."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchckn.errors import ConfigError
 from torchckn.nn import native
@@ -181,3 +183,35 @@ def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         native.library()
     with pytest.raises(ConfigError, match="unknown native.use 'yes'"), native.use("yes"):  # type: ignore[arg-type]
         pass
+
+
+def test_a_wrong_call_of_the_library_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        native.call("layer_forward", 99, None, (ctypes.c_long * 8)(0, 1, 1, 1, 1, 1, 1, 0), None, None, None, None)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_memory_that_no_thread_gets_is_an_error(threads: int) -> None:
+    x = torch.ones(8, 1, 1, 1)
+    padding = 2**60  # the row of a padded image has more bytes than there are addresses
+    numbers = (ctypes.c_long * 14)(8, 1, 1, 1, 1, 1, 3, 3, 1, 1, 0, padding, 1, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for name, buffers in (
+            ("patch_squares", [x, x.clone(), x.clone()]),
+            ("patch_squares_backward", [x.clone() for _ in range(4)]),
+        ):
+            with pytest.raises(MemoryError, match=f"no memory for the buffers of {name}"):
+                native.call(name, numbers, *(buffer.data_ptr() for buffer in buffers))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_change_among_many_numbers_is_noticed() -> None:
+    a = torch.zeros(100_001)
+    for place in (0, 50_000, 100_000):
+        b = a.clone()
+        assert native.equal(a, b)
+        b[place] = 1
+        assert not native.equal(a, b)

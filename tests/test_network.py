@@ -14,7 +14,7 @@ from torchckn.graph import AveragePool, Conv, Dense, Graph
 from torchckn.graph.preprocessing import Preprocessing
 from torchckn.kernels import RBFSphere
 from torchckn.network import FeatureScaling
-from torchckn.nn.functional import check_layers
+from torchckn.nn.checks import check_layers
 
 from .test_graph import every_operation
 

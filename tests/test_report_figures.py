@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torchckn
-from torchckn.fit.filters import sample_patches
+from torchckn.fit.patches import sample_patches
 from torchckn.kernels import ArcCosine, RBFSphere
 from torchckn.report.charts import DASHES, penalty_chart, style, thinned
 from torchckn.report.conditioning import layer_facts, nystrom_error

@@ -16,8 +16,8 @@ from torchckn.experiments.spec import experiments
 from torchckn.experiments.summary import summary_table
 from torchckn.experiments.when import equal_time_table, few_labels_tables, when_text
 
+from .results import result, verdicts
 from .test_readme import ROOT
-from .test_results import result, verdicts
 
 
 def test_the_page_on_when_to_use_a_kernel_network_is_made_from_the_results_in_the_repository() -> None:

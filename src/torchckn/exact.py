@@ -19,7 +19,7 @@ from .graph import Graph
 from .graph.grams import PairGrams
 from .kernels.base import require_tensor
 from .network import CKN
-from .nn.functional import check_finite
+from .nn.checks import check_finite
 from .nn.normalize import wide_pixels
 
 #: maximum size of one block of image pairs, in numbers (512 MB of float64)

@@ -1,4 +1,9 @@
-"""What records operations of torch: ``torch.jit.trace``, and dispatch modes such as those of ``make_fx``."""
+"""Whether operations of torch are computed as they are called, or compiled, traced or recorded.
+
+``torch.compile`` and ``torch.export`` make a graph (``torch.compiler.is_compiling``): it has no values to check, and nothing that
+Python keeps from call to call. ``torch.jit.trace`` records operations while they are computed, and so do dispatch modes such as
+those of ``make_fx``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,11 @@ from contextlib import contextmanager
 import torch
 
 
+def is_eager() -> bool:
+    """Whether operations are computed as they are called, neither compiled nor traced: then fewer and longer ones are faster."""
+    return not torch.compiler.is_compiling() and not torch._C._is_tracing()
+
+
 def is_traced() -> bool:
     """Whether ``torch.jit.trace`` records operations; it cannot record functions with a derivative of their own in a module."""
     return not torch.compiler.is_compiling() and torch._C._is_tracing()
@@ -15,7 +25,7 @@ def is_traced() -> bool:
 
 def is_recorded() -> bool:
     """Whether anything records or counts operations, of which a call of compiled code is none."""
-    return is_traced() or torch._C._len_torch_dispatch_stack() > 0
+    return not is_eager() or torch._C._len_torch_dispatch_stack() > 0
 
 
 @contextmanager

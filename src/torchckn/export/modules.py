@@ -14,6 +14,7 @@ from ..network import CKN, Classifier
 from ..nn.devices import wide_dtype
 from ..nn.functional import kernel_conv2d, kernel_linear, kernel_local2d
 from ..nn.geometry import Pair
+from ..nn.invsqrt import newton_iterations
 from ..nn.layers import KernelConv2d, KernelLinear, KernelLocal2d, KernelSum
 from ..nn.pooling import GaussianPool2d
 from ..nn.product import KernelProduct, kernel_product
@@ -169,23 +170,10 @@ class _Whitening(nn.Module):
         spread = wide.square().sum((1, 2), keepdim=True) / (wide.shape[2] * self.rank)  # trace / rank
         ridge = (self.eps * spread).clamp(min=torch.finfo(images.dtype).tiny)
         identity = torch.eye(covariance.shape[1], dtype=wide.dtype, device=wide.device)
+        # Divided by the trace and not by the Frobenius norm, as in `newton`: squares of tiny numbers underflow.
         trace = self.rank * spread + covariance.shape[1] * ridge
-        root = _inverse_sqrt(covariance + ridge * identity, trace, self.iterations).to(images.dtype)
-        return (root @ patches.flatten(2)).unflatten(2, patches.shape[2:])
-
-
-def _inverse_sqrt(matrix: Tensor, trace: Tensor, iterations: int) -> Tensor:
-    """Algorithm 1 of the paper, without the data-dependent checks of :func:`torchckn.nn.invsqrt.newton`.
-
-    Divided by the trace and not by the Frobenius norm: both scale the spectrum to (0, 1], but the squares of tiny numbers
-    underflow.
-    """
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    s, t = matrix / trace, identity.expand_as(matrix)
-    for _ in range(iterations):
-        step = (3 * identity - t @ s) / 2
-        s, t = s @ step, step @ t
-    return t / trace.sqrt()
+        root, _ = newton_iterations(covariance + ridge * identity, trace, self.iterations)
+        return (root.to(images.dtype) @ patches.flatten(2)).unflatten(2, patches.shape[2:])
 
 
 def _iterations(smallest: float) -> int:

@@ -1,4 +1,4 @@
-"""Training. The reading order: unsupervised, ``kmeans``, ``activations``, ``filters``, ``features``, ``targets``,
+"""Training. The reading order: unsupervised, ``kmeans``, ``activations``, ``patches``, ``filters``, ``features``, ``targets``,
 ``solvers``, ``classifier``, ``folds``, ``head``; supervised, ``batch_model``, ``ulr``, ``chunks``, ``sphere``, ``schedules``,
 ``methods``, ``batches``, ``trials``, ``config``, ``callbacks``, ``signals``, ``state``, ``result``, ``loop``.
 :mod:`torchckn.runs` puts it together.

@@ -2,7 +2,7 @@
 
 Filters are chosen layer by layer (Algorithm 2, first line), and the patches of a layer depend on the filters before it. If each
 layer ran the network from the pixels, the cost would grow with the square of the depth; from the activations of the layer before,
-it is linear. Read next: :mod:`torchckn.fit.filters`.
+it is linear. Read next: :mod:`torchckn.fit.patches`.
 """
 
 from __future__ import annotations

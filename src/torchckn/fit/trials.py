@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..errors import DataError, NumericalError
-from ..nn.functional import check_finite
+from ..nn.checks import check_finite
 from .batches import TrainingBatches
 from .features import check_labels
 from .methods import Method, StepResult

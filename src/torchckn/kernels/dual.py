@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..choices import as_integer
 from ..errors import ConfigError, unknown_name
-from ..tracing import is_traced
+from ..tracing import is_eager
 from .activations import ACTIVATIONS
 from .base import Kernel, KernelSpec, as_number, positive, safe_norms, short, with_slope
 from .hermite import Expansion, Function, expand, growth
@@ -125,7 +125,7 @@ class Dual(Kernel):
 
     def kappa(self, t: Tensor) -> Tensor:
         # The compiler differentiates a polynomial itself.
-        return self._value(t) if torch.compiler.is_compiling() else with_slope(t, self._value, self._slope)
+        return with_slope(t, self._value, self._slope) if is_eager() else self._value(t)
 
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         if self.function is None:
@@ -171,7 +171,7 @@ def _polynomial(t: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     gaps = [high - low for low, high in zip([0, *powers], powers, strict=False)]
     constants = [coefficients[k] for k in powers]
     # A compiler fuses the passes itself, other devices have no such cache, and a trace has a gradient of its own.
-    if torch.compiler.is_compiling() or t.device.type != "cpu" or is_traced():
+    if not is_eager() or t.device.type != "cpu":
         total = torch.full_like(t, constants[-1])
         for i in range(len(powers) - 1, 0, -1):
             total = total * t ** gaps[i] + constants[i - 1]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..derivatives import first_only
-from ..tracing import is_traced
+from ..tracing import is_eager
 from .base import Kernel, KernelSpec, plain, positive, safe_norms
 
 #: bandwidths between which compiled code has their gradient; its rounding error grows like sigma^2, and a tiny one has hardly any
@@ -80,7 +80,7 @@ class RBFSphere(Kernel):
         return abs(plain(self.sigma))
 
     def map(self, responses: Tensor, squared_norms: Tensor, inplace: bool = False) -> Tensor:
-        if torch.compiler.is_compiling() or is_traced() or responses.dtype not in (torch.float32, torch.float64):
+        if not is_eager() or responses.dtype not in (torch.float32, torch.float64):
             return super().map(responses, squared_norms)  # the compiler fuses the passes itself
         if self.degree != 1:  # of a kernel that is derived from this one
             return super().map(responses, squared_norms)

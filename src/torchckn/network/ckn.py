@@ -21,7 +21,7 @@ from ..graph import Graph, KernelNode, Standardize
 from ..kernels import RBFSphere
 from ..nn.base import KernelLayer, sphere_groups
 from ..nn.chains import Chain, is_for_chains
-from ..nn.functional import check_finite, checking_layers
+from ..nn.checks import check_finite, checking_layers
 from ..nn.layers import KernelConv2d
 from ..summary import Summary, SummaryRow
 from .classifier import Classifier, digest
@@ -121,7 +121,7 @@ class CKN(Classifier):
             first, node = self.graph.nodes[start], self.graph.nodes[start]
             inputs = [values[name] for name in first.inputs]
             chain = self._chains.get(start)
-            checking = not torch.compiler.is_compiling() and checking_layers()
+            checking = checking_layers()
             if chain is not None and start + chain.nodes <= stop and not checking and chain.takes(inputs[0], self.layers):
                 start += chain.nodes
                 node = self.graph.nodes[start - 1]

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from ..choices import Centering, Kind, TrainingMethod, as_integer
 from ..errors import ConfigError, DataError
 from ..kernels.base import require_tensor
-from ..nn.checks import reads_now
-from ..nn.functional import check_finite
+from ..nn.checks import check_finite, reads_now
 from ..nn.layers import require_same_type
 from ..nn.normalize import unit_pixels
 from .scaling import FeatureScaling

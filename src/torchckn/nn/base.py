@@ -139,10 +139,11 @@ class KernelLayer(nn.Module):
         """:meth:`projection` for the layer's own use: it may be the cached tensor, which is not to be changed."""
         if self._shared is not None:
             return self._shared
-        if not torch.compiler.is_compiling():
+        compiled = torch.compiler.is_compiling()  # where nothing is kept from call to call
+        if not compiled:
             require_plain_autograd(type(self).__name__)
-        if self.training or torch.compiler.is_compiling():
-            spectrum = None if torch.compiler.is_compiling() else self._spectrum
+        if self.training or compiled:
+            spectrum = None if compiled else self._spectrum
             return inverse_root(self._checked_factors(), self.gram, self.inverse_sqrt, self.root_block, spectrum)
         cached = self.cached_root()
         # torch.jit.trace gets a constant: it checks itself without gradients, and has to record the same.

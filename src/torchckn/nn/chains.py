@@ -15,7 +15,7 @@ from torch.nn import Module, ModuleDict
 from torch.nn.modules import module as modules
 
 from ..derivatives import is_transformed
-from ..tracing import is_traced
+from ..tracing import is_recorded
 from . import native
 from .devices import is_mixed
 from .direct import Geometry, Patches, integers, patches_of
@@ -82,7 +82,7 @@ class Chain:
 
     def takes(self, x: Tensor, layers: ModuleDict) -> bool:
         """Whether these images can go through the chain: few, without a gradient, and compiled code has all of the layers."""
-        if torch.compiler.is_compiling() or is_traced() or torch.is_grad_enabled() or is_transformed():
+        if is_recorded() or torch.is_grad_enabled() or is_transformed():
             return False
         if x.ndim != 4 or x.shape[0] > FEW_IMAGES or is_mixed(x.device):
             return False

@@ -8,13 +8,14 @@ Read first: :mod:`torchckn.nn.devices`. Read next: :mod:`torchckn.nn.invsqrt`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 
 import torch
 from torch import Tensor
 
-from ..errors import CKNError
+from ..errors import CKNError, DataError
 from .devices import reads_are_free, wide_dtype
 
 
@@ -87,3 +88,40 @@ def require(ok: Tensor, error: Callable[[], CKNError]) -> None:
 def reads_now(tensor: Tensor) -> bool:
     """Whether a value of this tensor may be looked at here without harm."""
     return reads_are_free(tensor.device) or _deferred.get() is None
+
+
+def check_finite(values: Tensor, what: str = "a kernel network") -> None:
+    """Raise a :class:`DataError` for NaN or infinity: one pass over ``values``, skipped in a compiled graph."""
+    # A sum that overflows is looked at again, number by number.
+    if torch.compiler.is_compiling() or (reads_now(values) and torch.isfinite(values.detach().sum())):
+        return
+    require(torch.isfinite(values.detach()), lambda: _not_finite(what))
+
+
+def _not_finite(what: str) -> DataError:
+    return DataError(
+        f"{what} expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
+        "images and their scaling, and, in training, try a smaller learning rate"
+    )
+
+
+_checking: ContextVar[bool] = ContextVar("checking", default=False)
+
+
+@contextmanager
+def check_layers() -> Iterator[None]:
+    """Within this context, networks check the output of every layer, and name the first that is not finite.
+
+    By default only a network's input and the objective of a training step are checked: each check reads all numbers, and on a
+    GPU it makes the host wait.
+    """
+    token = _checking.set(True)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
+def checking_layers() -> bool:
+    """Whether :func:`check_layers` is active; nothing is checked in a compiled graph."""
+    return not torch.compiler.is_compiling() and _checking.get()

@@ -22,9 +22,7 @@ Talwalkar, "Ensemble Nystrom method", 2009).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,11 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..derivatives import first_only
-from ..errors import DataError
 from ..kernels import Kernel, Linear
 from ..tracing import is_traced
 from . import native
-from .checks import reads_now, require
 from .devices import computes_wide, is_mixed, own_precision, prefers_channels_last, wide_dtype
 from .direct import Geometry, patches_of
 from .fused import applies, fused_conv2d, window_of
@@ -287,40 +283,3 @@ def kernel_local2d(patches: Tensor, weight: Tensor, root: Tensor, kernel: Kernel
     values = kernel.map(responses, squares[:, None])
     with own_precision(values.device):
         return torch.einsum("lfg,ngl->nfl", root[region_of], values.to(root.dtype))
-
-
-def check_finite(values: Tensor, what: str = "a kernel network") -> None:
-    """Raise a :class:`DataError` for NaN or infinity: one pass over ``values``, skipped in a compiled graph."""
-    # A sum that overflows is looked at again, number by number.
-    if torch.compiler.is_compiling() or (reads_now(values) and torch.isfinite(values.detach().sum())):
-        return
-    require(torch.isfinite(values.detach()), lambda: _not_finite(what))
-
-
-def _not_finite(what: str) -> DataError:
-    return DataError(
-        f"{what} expected finite input, got NaN or infinity (or numbers whose squares overflow); check the "
-        "images and their scaling, and, in training, try a smaller learning rate"
-    )
-
-
-_checking: ContextVar[bool] = ContextVar("checking", default=False)
-
-
-@contextmanager
-def check_layers() -> Iterator[None]:
-    """Within this context, networks check the output of every layer, and name the first that is not finite.
-
-    By default only a network's input and the objective of a training step are checked: each check reads all numbers, and on a
-    GPU it makes the host wait.
-    """
-    token = _checking.set(True)
-    try:
-        yield
-    finally:
-        _checking.reset(token)
-
-
-def checking_layers() -> bool:
-    """Whether :func:`check_layers` is active."""
-    return _checking.get()

@@ -45,7 +45,6 @@ def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
         and type(x) in (Tensor, nn.Parameter)  # not a tensor that only traces
         and x.numel() > 0
         and groups == 1
-        and not torch.compiler.is_compiling()
         and not is_recorded()
         and kernel.native() is not None
         and (not is_trained(kernel) or kernel.trained_number() is not None)

@@ -189,11 +189,26 @@ def newton(matrix: Tensor, iters: int = ITERATIONS, tol: float | None = None) ->
     Differentiable by autograd through the iterations. ``tol`` as in :func:`inverse_sqrt`.
     """
     _require_positive(_definiteness(matrix), matrix)
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     # Divided by the Frobenius norm, the spectrum is in (0, 1]. Squares of tiny or huge entries are not numbers, so the norm is
     # computed of entries that are scaled by a power of two, which does not round.
     size = matrix.detach().abs().amax((-2, -1), keepdim=True).log2().round().exp2()
     norm = torch.linalg.matrix_norm(matrix / size, keepdim=True) * size
+    root, iterations = newton_iterations(matrix, norm, iters, tol)
+    residual = newton_residual(matrix.detach(), root.detach())
+    if tol is not None and not bool((residual <= tol).all()):
+        raise NumericalError(
+            f"Newton's method reached a residual of {residual.max().item():.1e} after {iterations} iterations, expected "
+            f"{tol:.1e}; allow more iters, a larger tol or eps, use float64, or method='eigh'"
+        )
+    return NewtonResult(root, residual, iterations)
+
+
+def newton_iterations(matrix: Tensor, norm: Tensor, iters: int, tol: float | None = None) -> tuple[Tensor, int]:
+    """The iterations of :func:`newton`, without its checks, and how many of them were made.
+
+    ``norm``: what matrices (..., f, f) are divided by, so that their spectra are in (0, 1]: (..., 1, 1)
+    """
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     s, t = matrix / norm, identity.expand_as(matrix)
     iterations = 0
     while iterations < iters:
@@ -203,14 +218,7 @@ def newton(matrix: Tensor, iters: int = ITERATIONS, tol: float | None = None) ->
         # T S -> I: the residual of the iteration, which needs fewer products than newton_residual.
         if tol is not None and bool((torch.linalg.matrix_norm((t @ s).detach() - identity) <= tol).all()):
             break
-    root = t / norm.sqrt()
-    residual = newton_residual(matrix.detach(), root.detach())
-    if tol is not None and not bool((residual <= tol).all()):
-        raise NumericalError(
-            f"Newton's method reached a residual of {residual.max().item():.1e} after {iterations} iterations, expected "
-            f"{tol:.1e}; allow more iters, a larger tol or eps, use float64, or method='eigh'"
-        )
-    return NewtonResult(root, residual, iterations)
+    return t / norm.sqrt(), iterations
 
 
 def newton_residual(matrix: Tensor, root: Tensor) -> Tensor:

@@ -87,8 +87,8 @@ def in_units(unit: int | None) -> Iterator[None]:
 
 
 def current_unit() -> int | None:
-    """Images of which products of matrices are computed at a time; None: all."""
-    return _unit.get()
+    """Images of which products of matrices are computed at a time; None: all, as always in a compiled graph."""
+    return None if torch.compiler.is_compiling() else _unit.get()
 
 
 class Sink(NamedTuple):
@@ -123,7 +123,7 @@ def conv2d(x: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Te
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """``F.linear`` of images (N, ..., s), in units, whose matrix (f, s) may be a leaf of active sums."""
-    unit = None if torch.compiler.is_compiling() else current_unit()
+    unit = current_unit()
     if unit is None:
         return F.linear(x, weight)
     return (

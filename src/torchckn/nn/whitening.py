@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ..choices import as_integer
 from ..errors import ConfigError, DataError
+from .checks import check_finite
 from .devices import own_precision, wide_dtype
-from .functional import check_finite
 from .geometry import Pair, pair
 from .invsqrt import inverse_sqrt
 from .layers import require_images

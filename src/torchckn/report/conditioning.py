@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..fit.filters import sample_patches
+from ..fit.patches import sample_patches
 from ..network import CKN
 from ..nn.base import KernelLayer
 from ..nn.functional import filter_blocks, filter_gram, projection

@@ -28,9 +28,9 @@ from ..nn.invsqrt import check_method
 from .assembly import Builder
 from .builder import Step
 from .calls import example_tensor
+from .recognition import looked_at
 from .rules import rule
 from .values import Policy, Value
-from .views import looked_at
 from .walk import apply_rules, make_head, traced_network
 
 __all__ = ["Report", "Row", "Step", "Value", "rule", "translate"]

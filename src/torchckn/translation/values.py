@@ -61,6 +61,11 @@ class View:
     step: Any
     """the step of the operation that made it, which errors are about"""
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers its sources have for one image."""
+        return sum(source.width for source in self.sources) * self.size[0] * self.size[1]
+
 
 @dataclass(frozen=True)
 class Policy:
