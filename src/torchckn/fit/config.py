@@ -222,7 +222,7 @@ class TrainConfig(MethodOptions):
     def _a_schedule(cls, lr: Any) -> Any:
         if lr is not None:
             schedules.schedule(lr)
-        return tuple(lr) if isinstance(lr, list) else lr
+        return schedules.plain(lr)
 
     @model_validator(mode="after")
     def _nothing_to_roll_back(self) -> TrainConfig:
