@@ -52,6 +52,14 @@ class Color(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Conv2d(3, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
 
+class Misspelled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 5)
+
+    def forward(self, x):
+        return self.con(x)
+
 not_a_network = 3
 built = Small()
 """
@@ -66,10 +74,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits: data.DataSet) -> Pat
     test = torch.cat([torch.nonzero(labels == digit).flatten()[30:34] for digit in range(10)])
     np.savez(folder / "digits.npz", x=images[index], y=labels[index], x_test=images[test], y_test=labels[test])
     np.savez(folder / "untested.npz", x=images[index], y=labels[index])
+    np.savez(folder / "small.npz", x=np.zeros((10, 9, 9)), y=np.arange(10))
     np.savez(folder / "nothing.npz", a=np.zeros(3))
     (folder / "corrupt.npz").write_bytes(b"PK\x03\x04 and no more")
     (folder / "net.py").write_text(NETWORK)
     (folder / "broken.py").write_text("class Broken(\n")
+    (folder / "exits.py").write_text("import argparse, sys\n\nsys.exit(2)\n")
     (folder / "latin.toml").write_bytes('network = "r\xe9seau"'.encode("latin-1"))
     (folder / "broken.toml").write_text("steps = [")
     (folder / "unknown.toml").write_text("batch_sice = 3")

@@ -17,7 +17,7 @@ from torchckn.draw import make_server
 def drawing_runs(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> Path:
     """A CKN and a ConvNet that were trained a little."""
     folder = tmp_path_factory.mktemp("draw")
-    for kind, options in (("ckn", "--patches 500 --folds 0"), ("convnet", "--folds 0")):
+    for kind, options in (("ckn", "--patches 500 --folds 0"), ("convnet", "")):
         options += f" --kind {kind} --filters 8 --lambdas 0.001,0.00001 --steps 20 --data {few_digits} --run {folder / kind}"
         cli.app(["train", "lenet5", *options.split(), "-q"], standalone_mode=False)
     return folder

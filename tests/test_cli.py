@@ -268,6 +268,60 @@ def test_a_run_whose_images_were_moved_is_resumed_from_their_new_place(
     assert runs.read_config(run)["settings"]["data"] == str(after)
 
 
+def test_a_run_whose_images_were_moved_is_shown_with_those_of_another_place(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    before, after, run = tmp_path / "before.npz", tmp_path / "after.npz", tmp_path / "run"
+    before.write_bytes((place / "digits.npz").read_bytes())
+    small = ["--filters", 4, "--batch-size", 64, "--patches", 200, "--lam", 0.01, "--steps", 0]
+    assert command("train", "lenet1", *small, "--data", before, "--run", run, "-q")[0] == 0
+    before.rename(after)
+    page = tmp_path / "report.html"
+    for line in (["evaluate", run], ["report", run, "-o", page], ["draw", run]):
+        status, _, err = command(*line)
+        assert (status, f"{before}, which is not there; pass its new path with --data" in " ".join(err.split())) == (2, True)
+    assert command("evaluate", run, "--data", after)[0] == 0
+    assert command("report", run, "-o", page, "--data", after)[0] == 0
+    assert "40 test images of after" in page.read_text()
+    assert len(Board([run], data=str(after)).entries[0].pictures) == 300
+
+
+def test_images_become_grey_or_colored_as_the_network_was_trained(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    with np.load(place / "digits.npz") as arrays:
+        colored = {name: np.repeat(x, 3, 1) if name.startswith("x") else x for name, x in arrays.items()}
+        np.savez(tmp_path / "colored.npz", **colored)
+    small = ["--filters", 4, "--batch-size", 64, "--patches", 200, "--lam", 0.01, "--steps", 0, "--json"]
+    for one, other in ((place / "digits.npz", "colored.npz"), (tmp_path / "colored.npz", place / "digits.npz")):
+        run = tmp_path / one.stem
+        assert command("train", "lenet1", *small, "--data", one, "--run", run)[0] == 0
+        status, out, err = command("evaluate", run, "--json")
+        assert status == 0, err
+        status, again, err = command("evaluate", run, "--data", tmp_path / other, "--json")
+        assert status == 0, err
+        assert json.loads(again)["accuracy"] == json.loads(out)["accuracy"]
+        assert command("report", run, "--data", tmp_path / other, "-o", tmp_path / "report.html")[0] == 0
+
+
+def test_training_says_what_the_convnet_was_not_built_for(
+    command: Callable[..., Result], place: Path, tmp_path: Path
+) -> None:
+    small = ["--option", "classes=7", "--patches", 200, "--lam", 0.01, "--steps", 0]
+    with np.load(place / "digits.npz") as arrays:
+        np.savez(tmp_path / "colored.npz", x=np.repeat(arrays["x"], 3, 1), y=arrays["y"])
+    status, out, err = command(
+        "train", f"{place}/net.py:Small", *small, "--data", tmp_path / "colored.npz", "--run", tmp_path / "run"
+    )
+    assert status == 0, err
+    assert "number of channels: 3 in the images, 1 in the ConvNet; the kernel network is made for the images" in out
+    assert "number of classes: 10 in the images, 7 in the ConvNet; the kernel network is made for the images" in out
+    _, out, _ = command(
+        "train", f"{place}/net.py:Small", *small[2:], "--data", place / "digits.npz", "--run", tmp_path / "other"
+    )
+    assert "number of" not in out
+
+
 def test_a_finished_run_is_trained_further(command: Callable[..., Result], place: Path, tmp_path: Path) -> None:
     small = [
         "--filters",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import torchckn
@@ -176,6 +178,23 @@ def test_labels_number_the_classes_of_a_network_by_their_names() -> None:
     assert data.DataSet("digits", part, None, ("0", "1")).in_classes(("one", "two")).train is part
     with pytest.raises(DataError, match="pets expected images of the classes bee, dog, got cat; rename"):
         whole.in_classes(("bee", "dog"))
+    with pytest.raises(DataError, match="pets expected images of the classes 0, got bee, cat; rename"):
+        whole.in_classes(("0",))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_become_grey_or_colored_as_pillow_makes_them(dtype: torch.dtype) -> None:
+    colored = torch.randint(256, (2, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    grey = torch.stack(
+        [torch.from_numpy(np.array(Image.fromarray(i.permute(1, 2, 0).numpy()).convert("L"))) for i in colored]
+    )
+    whole = data.DataSet("colors", data.Part(colored.to(dtype), torch.zeros(2)), None, ("a", "b"))
+    found = whole.in_channels(1).train.images
+    assert (found.dtype, found.shape) == (dtype, (2, 1, 4, 5))
+    torch.testing.assert_close(found[:, 0], grey.to(dtype), atol=0.6 if dtype.is_floating_point else 0, rtol=0)
+    again = whole.in_channels(1).in_channels(3).train.images
+    assert torch.equal(again, found.expand(2, 3, 4, 5))
+    assert whole.in_channels(3) is whole.in_channels(2) is whole
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 10, 99])

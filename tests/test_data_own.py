@@ -25,6 +25,35 @@ def save(path: Path, size: tuple[int, int] = (5, 4), mode: str = "RGB", value: i
     Image.new(mode, (size[1], size[0]), value if mode == "L" else (value, 2, 3)).save(path)
 
 
+def test_links_to_folders_are_followed_and_no_folder_is_read_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    save(folder / "cat" / "a.png")
+    save(tmp_path / "more" / "deep" / "b.png")
+    save(tmp_path / "dogs" / "c.png")
+    (folder / "dog").symlink_to(tmp_path / "dogs")
+    for name, target in (("more", tmp_path / "more"), ("again", "more"), ("circle", "."), ("above", "../..")):
+        (folder / "cat" / name).symlink_to(target)
+    found = data.load(folder)
+    assert (found.classes, found.train.labels.tolist()) == (("cat", "dog"), [0, 0, 1])
+    assert len(data.load_unlabeled(folder, (3, 5, 4))) == 3
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "cat" / "closed" / "a.png")
+    save(tmp_path / "cat" / "b.png")
+    save(tmp_path / "dog" / "c.png")
+    scan = os.scandir
+
+    def scandir(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match="cat/closed cannot be read: Permission denied"):
+        data.load(tmp_path)
+
+
 def test_a_folder_with_a_sub_folder_for_each_class(tmp_path: Path) -> None:
     save(tmp_path / "cat" / "a.png")
     save(tmp_path / "dog" / "b.jpg", value=100)

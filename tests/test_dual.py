@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,10 @@ every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
 
 def cosines(count: int = 401) -> Tensor:
     return torch.linspace(-1, 1, count, dtype=torch.float64)
+
+
+def cosines_of(u: Tensor) -> Tensor:
+    return torch.cos(u)
 
 
 @every_activation
@@ -228,9 +234,22 @@ def test_a_network_is_saved_with_names_and_coefficients_only(tmp_path: Any, gene
     assert isinstance(loaded, Dual)
     assert (loaded.function, loaded.activation) == (None, "own")
     with pytest.raises(
-        ConfigError, match=r"Dual\('own'\) was loaded from a file, which has no functions; set kernel.function"
+        ConfigError, match=r"Dual\('own'\) was loaded from a file or a pickle without its function; set kernel.function"
     ):
         loaded.random_features(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
+
+
+def test_a_pickle_leaves_out_a_function_that_cannot_be_pickled() -> None:
+    kernel, t = Dual(lambda u: u * torch.sigmoid(1.7 * u)), cosines(11)
+    again = pickle.loads(pickle.dumps(kernel))
+    assert torch.equal(again.kappa(t), kernel.kappa(t))
+    assert (again.function, again.spec()) == (None, kernel.spec())
+    with pytest.raises(ConfigError, match="was loaded from a file or a pickle without its function"):
+        again.random_features(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
+    copied = copy.deepcopy(kernel)
+    assert copied.function is not None  # copies share it
+    assert torch.equal(copied.function(t), kernel.function(t))
+    assert pickle.loads(pickle.dumps(Dual(cosines_of))).function is cosines_of
 
 
 def test_a_function_that_only_shares_a_name_with_an_activation_is_not_taken_for_it() -> None:

@@ -38,6 +38,7 @@ from torchckn.graph import (
 )
 from torchckn.graph.preprocessing import Preprocessing
 from torchckn.kernels import ArcCosine, Linear, RBFSphere
+from torchckn.nn import GaussianPool2d, KernelLinear, Whitening
 
 
 def every_operation() -> Graph:
@@ -283,6 +284,16 @@ def test_an_integer_stands_for_a_pair_of_equal_ones() -> None:
     )
     assert graph.shapes["p"] == (2, 5, 5)  # the default stride is the window size, as in torch
     assert torchckn.CKN(graph).features(torch.rand(1, 1, 12, 12)).shape == (1, 8)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_real_numbers_of_numpy_are_those_of_python(kind: Any) -> None:
+    half = kind(0.5)
+    graph = Graph((1, 9, 9), [Whiten("whiten", eps=half), Conv("conv", filters=2, eps=half)])
+    assert Graph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
+    assert (KernelLinear(2, 2, eps=half).eps, GaussianPool2d(2, sigma=half).sigma, Whitening(1, eps=half).eps) == (0.5,) * 3
+    with pytest.raises(ConfigError, match="eps expected a number >= 0, got True"):
+        KernelLinear(2, 2, eps=True)
 
 
 def test_integers_of_numpy_are_those_of_python() -> None:

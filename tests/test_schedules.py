@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from torchckn import ConfigError
+from torchckn import ConfigError, TrainConfig
 from torchckn.fit.schedules import Constant, Cosine, RootOfSteps, Search, Search2019, Stages, schedule
 
 
@@ -67,6 +70,13 @@ def test_what_users_write() -> None:
     first = schedule("search", convnet=True)
     assert isinstance(first, Search)
     assert first.first[0] == 2**-10
+
+
+@pytest.mark.parametrize("lr", [np.float32(0.5), np.array(0.5), torch.tensor(0.5)])
+def test_numbers_of_numpy_and_torch_are_those_of_python(lr: Any) -> None:
+    assert schedule(lr) == Constant(0.5)
+    assert schedule([lr, 0.25]) == schedule(np.array([0.5, 0.25])) == Stages((0.5, 0.25))
+    assert TrainConfig(lr=[lr]).to_plain()["lr"] == [0.5]
 
 
 @pytest.mark.parametrize("lr", [0, -1.0, math.nan, math.inf, "fast", "search:2018", "cosine:x", "cosine:-1", [], None, True])

@@ -102,6 +102,19 @@ def test_one_image_in_color_makes_all_of_a_stream_rgb(tmp_path: Path, written: A
     assert {images.shape[1] for images, _ in data.batches(streamed.train, 50)} == {3}
 
 
+@pytest.mark.parametrize("written", [as_files, as_tars, as_arrays])
+def test_images_of_a_stream_become_grey_or_colored(tmp_path: Path, written: Any) -> None:
+    written(tmp_path)
+    whole = data.load(tmp_path, stream=True)
+    other = whole.in_channels(4 - whole.image_shape[0])
+    assert other.image_shape == (4 - whole.image_shape[0], *whole.image_shape[1:])
+    index = torch.arange(5)
+    before, after = whole.train.subset(index), other.train.subset(index)
+    expected = torch.stack([image for image, _ in before])  # type: ignore[attr-defined]
+    expected = data.Part(expected, torch.zeros(5)).in_channels(other.image_shape[0]).images
+    assert torch.equal(torch.stack([image for image, _ in after]), expected)  # type: ignore[attr-defined]
+
+
 def test_the_colors_of_a_large_image_in_a_shard_are_found(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (90, 90)).astype(np.uint8)
     grey = Image.fromarray(noise)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -178,6 +181,22 @@ def test_a_network_whose_images_depend_on_each_other_is_not_cut_into_chunks() ->
         batch_features(net, images, 4)
 
 
+def test_a_network_that_cannot_be_cut_into_chunks_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout(), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    net = torchckn.ScaledConvNet(body, (1, 8, 8)).eval()
+    images = torch.rand(12, 1, 8, 8), torch.arange(12) % 3
+    seen: list[str] = []
+
+    class Noted(torchckn.Callback):
+        def on_train_start(self, training: Any) -> None:
+            seen.append("training")
+
+    with pytest.raises(ConfigError, match=r"cut into chunks for a network with Dropout.*use chunk='all' \(--chunk all\)"):
+        torchckn.train(net, images, steps=2, lam=0.1, chunk=4, run_dir=tmp_path / "run", callbacks=[Noted()])
+    assert not seen
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_convnet_is_a_feature_extractor_too() -> None:
     net = torchckn.ScaledConvNet(zoo.build("lenet5", filters=4, padding=2), (1, 28, 28))
     images, labels = torch.rand(30, 1, 28, 28), torch.arange(30) % 10
@@ -207,7 +226,7 @@ def test_the_head_of_a_convnet_is_the_layer_its_scores_come_from() -> None:
     assert net.features(torch.rand(2, 1, 8, 8)).shape == (2, 36)
     with pytest.raises(torchckn.TranslationError, match="expected a ConvNet whose output is that of an nn.Linear"):
         torchckn.ScaledConvNet(Odd(nn.LogSoftmax(1)), (1, 8, 8))
-    with pytest.raises(DataError, match=r"does not take images of shape \(3, 8, 8\)"):
+    with pytest.raises(DataError, match=r"does not run on images of shape \(3, 8, 8\)"):
         torchckn.ScaledConvNet(Odd(nn.Identity()), (3, 8, 8))
     with pytest.raises(DataError, match="expected images"):
         net(torch.rand(2, 1, 9, 9))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import data, kernels, presets, zoo
 from .convnet import ScaledConvNet
 from .distributed import local_device
-from .errors import CKNError, ConfigError, DataError, unknown_name
+from .errors import CKNError, ConfigError, DataError, PathError, unknown_name
 from .files import read_text
 from .network import Classifier
 from .settings import Settings
@@ -117,7 +117,8 @@ def own_source(network: str) -> str:
     """The text of the Python file of a network ``file.py:ClassName``."""
     file = Path(network.rpartition(":")[0])
     if not file.is_file():
-        raise ConfigError(f"{file} does not exist; give your own network as file.py:ClassName")
+        what = "is not a file" if file.exists() else "does not exist"
+        raise PathError(f"{file} {what}; give your own network as file.py:ClassName")
     try:
         return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
@@ -134,7 +135,7 @@ def _from_source(source: str, settings: Settings) -> nn.Module:
     try:
         with _importing_from(file.parent):
             exec(compile(source, str(file), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that reads its own arguments exits
         raise ConfigError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     factory = getattr(module, name, None)
     if factory is None:
@@ -148,7 +149,7 @@ def _from_source(source: str, settings: Settings) -> nn.Module:
     try:
         with _importing_from(file.parent):
             net = factory if is_built else factory(**settings.options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{name} cannot be built with {settings.options}: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{file}:{name} gives a {type(net).__name__}, expected a torch.nn.Module")

@@ -3,8 +3,10 @@ them quickly."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, Literal, get_args
 
 from .errors import unknown_name
@@ -72,6 +74,11 @@ def as_integer(value: Any, least: int | None = None) -> int | None:
     except TypeError:
         return None
     return None if number is None or (least is not None and number < least) else number
+
+
+def as_real(value: Any) -> float:
+    """``value`` as a float, if it is a real number, of NumPy or of Python; else NaN, which no limits hold for. A bool is none."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
 
 
 def as_integers(values: Iterable[Any], least: int | None = None) -> tuple[int, ...] | None:

@@ -51,7 +51,7 @@ def option(
     description: str,
     *,
     heading: str,
-    only_for: str | None = None,
+    only_for: str | tuple[str, ...] | None = None,
     shapes_start: bool = False,
     bookkeeping: bool = False,
     **limits: Any,
@@ -61,7 +61,7 @@ def option(
     Args:
         description: a sentence for ``--help`` and the documentation.
         heading: what it stands under in ``--help``.
-        only_for: the kind of network or the method that it has a meaning for; all by default.
+        only_for: the kind of network, the method or the methods that it has a meaning for; all by default.
         shapes_start: whether it changes what a network is before its first training step.
         bookkeeping: whether it changes no number: a run may be resumed with another value.
         limits: ``ge``, ``gt``, ``le``, ``lt``, ``pattern``, ... of a pydantic field.

@@ -102,10 +102,11 @@ def _without_head(net: nn.Module, preprocessing: nn.Module, shape: tuple[int, in
     example = next(body.parameters(), torch.zeros(()))
     try:
         scores = body(preprocessing(torch.zeros(2, *shape)).to(example))
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # of a user's code
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DataError(
-            f"{type(net).__name__} does not take images of shape {shape}: {reason}; pass its input_shape"
+            f"{type(net).__name__} does not run on images of shape {shape}: {reason}; check that input_shape, without the batch, "
+            "is the one that the network was made for"
         ) from error
     heads = [name for name, output in outputs.items() if output is scores]
     if not heads:

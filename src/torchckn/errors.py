@@ -28,6 +28,13 @@ class DataError(CKNError, ValueError):
     """
 
 
+class PathError(ConfigError, DataError):
+    """A path that was given does not exist, or is of another kind than expected.
+
+    Remedy: the message names the path, and what is expected there.
+    """
+
+
 class NumericalError(CKNError, ArithmeticError):
     """A computation fails in floating point: a matrix is not positive definite, filters have left the sphere.
 

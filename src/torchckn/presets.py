@@ -14,7 +14,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from .choices import Centering, KernelNetworkName, check_choice
+from .choices import Centering, KernelNetworkName, as_real, check_choice
 from .errors import ConfigError
 from .graph import Conv, GaussianPool, Graph
 from .graph.node import Node
@@ -55,7 +55,7 @@ def build(
     network = NETWORKS[name]  # type: ignore[index]
     eps = network.eps if eps is None else eps
     for option, value in (("whiten_eps", whiten_eps), ("eps", eps)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        if not 0 < as_real(value) < float("inf"):
             raise ConfigError(f"{option} of {name} expected a number > 0, got {value!r}")
     pixels = Preprocessing.fit(images, whiten=True, whiten_eps=whiten_eps)
     channels, height, width = images.shape[1:]

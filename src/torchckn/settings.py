@@ -15,7 +15,7 @@ from pydantic import Field
 
 from .choices import Centering, ConvNetInit, Kind, RootBlock
 from .config import Config, metadata_of, option
-from .errors import ConfigError, unknown_name
+from .errors import ConfigError, PathError, unknown_name
 from .fit.config import TRAINING_HEADINGS, MethodOptions, TrainConfig
 
 NETWORK, IMAGES = "Network", "Images"
@@ -143,7 +143,7 @@ def read_settings(file: Path, what: str = "--config") -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(file))
     except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist; {what} expects a TOML file") from None
+        raise PathError(f"{file} does not exist; {what} expects a TOML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text; save it as UTF-8") from None
     except OSError as error:

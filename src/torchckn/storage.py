@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .correspondence import Report
-from .errors import CKNError, DataError
+from .errors import CKNError, DataError, PathError
 from .files import read_tensors, write_tensors
 from .graph import Graph
 from .kernels.rbf import FIXED
@@ -106,7 +106,7 @@ _NOT_A_NETWORK = (
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.exists():
-        raise DataError(f"{path} does not exist; load expects a file that torchckn.save wrote")
+        raise PathError(f"{path} does not exist; load expects a file that torchckn.save wrote")
     description, tensors = read_tensors(path, KIND)
     if description.get("version") != VERSION:
         raise DataError(

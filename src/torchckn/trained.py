@@ -8,16 +8,18 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import data, runs
-from .building import Images, build_convnet, to_classifier
-from .errors import ConfigError, DataError, NotFittedError
+from .building import Images, build_convnet, load_data, to_classifier
+from .errors import ConfigError, DataError, NotFittedError, PathError
 from .network import Classifier
 from .settings import Settings, settings_from
 from .storage import load, load_weights
+from .tables import shape_text
 
 
 class Trained(NamedTuple):
@@ -37,7 +39,7 @@ def load_trained(path: str | os.PathLike[str], *, trust: bool = False) -> Traine
     """
     path = Path(path)
     if not path.exists():
-        raise DataError(f"{path} does not exist; expected the folder of a run, or a file that torchckn.save wrote")
+        raise PathError(f"{path} does not exist; expected the folder of a run, or a file that torchckn.save wrote")
     if path.is_file():
         return _load_saved(path)
     config = runs.read_config(path)
@@ -102,6 +104,49 @@ def trusted_source(folder: Path, config: dict[str, Any], settings: Settings, tru
 
 def _sha256(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
+
+
+def check_places(folder: str | os.PathLike[str], settings: Settings, places: Iterable[str] = ("data",)) -> None:
+    """An error for images of a run that are no longer where they were when it was trained."""
+    for name in places:
+        place = getattr(settings, name)
+        if place is not None and os.path.isabs(place) and not os.path.exists(place):
+            raise PathError(
+                f"the run in {folder} was trained on {place}, which is not there; pass its new path with --{name}"
+            )
+
+
+def load_run_data(
+    folder: str | os.PathLike[str],
+    settings: Settings | None,
+    classes: Sequence[str] | None,
+    shape: Sequence[int] | None,
+    name: str | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> data.DataSet:
+    """The images of a run, or others that its network can take, as it takes them.
+
+    Args:
+        settings, classes, shape: of the run, as far as they are known. Classes are found by name, images become grey or colored.
+        name: other images, by name or path; a folder is resized as that of the run was.
+    """
+    if name is not None:
+        like = settings if settings is not None and Path(name).is_dir() else Settings()
+        whole = data.load(name, data_dir, stream=like.stream, resize=like.resize)
+    elif settings is None:
+        raise ConfigError(f"{folder} has no record of its training data; name the images with --data")
+    else:
+        check_places(folder, settings)
+        whole = load_data(settings, data_dir)
+    whole = whole if classes is None else whole.in_classes(tuple(classes))
+    if shape is not None:
+        whole = whole.in_channels(shape[0])
+        if whole.image_shape != tuple(shape):
+            raise DataError(
+                f"{whole.name} has images of {shape_text(whole.image_shape)}, the network of {folder} expects "
+                f"{shape_text(shape)}; resize or crop them, or name other images with --data"
+            )
+    return whole
 
 
 def run_settings(folder: Path, config: dict[str, Any]) -> Settings:

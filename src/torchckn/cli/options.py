@@ -25,6 +25,7 @@ from ..zoo.catalogue import names
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the data sets; or set TORCHCKN_DATA.")]
+OtherData = Annotated[str | None, typer.Option("--data", help="Images with labels; by default those of the run.")]
 Model = Annotated[Path, typer.Argument(help="The folder of a finished run, or a file that torchckn.save wrote.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Execute the Python code that a run folder contains.")]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]

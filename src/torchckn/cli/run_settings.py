@@ -31,7 +31,7 @@ def new_settings(network: str | None, preset: str | None, config: Path | None, g
 def resumed_settings(folder: Path, network: str | None, given: dict[str, Any]) -> Settings:
     """The settings of a run, with those that may differ when it is resumed. Naming its network again is trusting its code."""
     from .. import runs
-    from ..trained import run_settings
+    from ..trained import check_places, run_settings
 
     content = runs.read_config(folder)
     if "settings" not in content:
@@ -49,21 +49,18 @@ def resumed_settings(folder: Path, network: str | None, given: dict[str, Any]) -
     places = {name: value for name, value in given.items() if name in PLACES}
     changes = {name: value for name, value in given.items() if name not in places}
     settings = _with_whole_paths(settings.replace(**places, training=settings.training.replace(**changes)))
-    for name in PLACES:
-        place = getattr(settings, name)
-        if name not in places and place is not None and os.path.isabs(place) and not os.path.exists(place):
-            raise ConfigError(
-                f"the run in {folder} was trained on {place}, which is not there; pass its new path with --{name}"
-            )
+    check_places(folder, settings, [name for name in PLACES if name not in places])
     return settings
 
 
 def _check_owners(values: Iterable[str], settings: Settings) -> None:
     """An error for an option of another kind of network or another method."""
     for name in values:
-        owner = metadata_of(Settings.all_options()[name]).get("only_for")
-        if owner is not None and owner not in (settings.kind, settings.method):
-            raise ConfigError(f"{name} is for {owner} only, got {settings.kind} trained by {settings.method}; remove it")
+        owners = metadata_of(Settings.all_options()[name]).get("only_for") or ()
+        owners = (owners,) if isinstance(owners, str) else owners
+        if owners and not {*owners} & {settings.kind, settings.method}:
+            listed = ", ".join(owners)
+            raise ConfigError(f"{name} is for {listed} only, got {settings.kind} trained by {settings.method}; remove it")
 
 
 def _preset(name: str | None, values: dict[str, Any]) -> dict[str, Any]:

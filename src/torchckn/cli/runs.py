@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import CKNError, ConfigError
+from ..errors import CKNError, PathError
 from ..formats import percent
 from ..tables import Column, TextTable, clean, fitted, line, shortened, table_lines
 from .options import AsJSON, Runs, print_json, show
@@ -32,7 +32,7 @@ def runs_list(
     from .. import runs
 
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; torchckn train makes runs in ./runs, or where --run says")
+        raise PathError(f"{folder} is not a folder; torchckn train makes runs in ./runs, or where --run says")
     summaries = []
     for path in sorted(folder.glob("**/config.toml")):
         try:

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from ..errors import CKNError, ConfigError
 from ..formats import percent
-from ..settings import Settings
 from ..tables import clean
-from .options import AsJSON, DataDir, Model, Runs, Trust, completion, print_json, show
+from .options import AsJSON, DataDir, Model, OtherData, Runs, Trust, completion, print_json, show
 
 if TYPE_CHECKING:
     from ..data import DataSet, Part
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: Model,
-    data: Annotated[str | None, typer.Option(help="Images with labels; by default those of the run.")] = None,
+    data: OtherData = None,
     part: Annotated[
         str,
         typer.Option(
@@ -44,7 +43,7 @@ def evaluate(
     from ..trained import load_trained
 
     trained = load_trained(model, trust=trust)
-    whole, images = _part(trained, data, part, data_dir)
+    whole, images = _part(model, trained, data, part, data_dir)
     result = measure(trained.net, images)
     if as_json:
         print_json(
@@ -60,26 +59,16 @@ def evaluate(
             show(as_json, f"this was not added to the result of the run: {error}")
 
 
-def _part(trained: Trained, name: str | None, part: str, data_dir: Path | None) -> tuple[DataSet, Part]:
-    from .. import data
-    from ..building import load_data
+def _part(model: Path, trained: Trained, name: str | None, part: str, data_dir: Path | None) -> tuple[DataSet, Part]:
+    from ..trained import load_run_data
 
     if part not in ("test", "train", "valid"):
         raise ConfigError(f"--part expected test, train or valid, got {part!r}")
-    settings = trained.settings
-    if name is None:
-        if settings is None:
-            raise ConfigError("this model has no record of its training data; name the images with --data")
-        whole = load_data(settings, data_dir)
-    else:  # a folder is read as that of training was
-        like = settings if settings is not None and Path(name).is_dir() else Settings()
-        whole = data.load(name, data_dir, stream=like.stream, resize=like.resize)
-    whole = whole.in_classes(trained.classes)
+    whole = load_run_data(model, trained.settings, trained.classes, trained.net.input_shape, name, data_dir)
     images = {"test": whole.test, "train": whole.train, "valid": whole.valid}[part]
     if images is None:
         raise ConfigError(f"{whole.name} has no {part} part; use --part train, or name other images with --data")
-    in_color = images.image_shape[0] == 1 and trained.net.input_shape[0] == 3
-    return whole, images.in_color() if in_color else images
+    return whole, images
 
 
 def predict(
@@ -150,6 +139,7 @@ def export(
 def report(
     runs: Runs,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
+    data: OtherData = None,
     data_dir: DataDir = None,
 ) -> None:
     """Write an HTML report of one or more runs, which opens without a server or an internet connection.
@@ -157,17 +147,17 @@ def report(
     Example: [bold]torchckn report runs/first -o report.html[/bold]
     """
     from .. import report as reporting
-    from ..building import load_data
     from ..runs import output_file, read_config
-    from ..trained import run_settings
+    from ..trained import load_run_data, run_settings
 
     output_file(output)
     if output.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--output expected a file ending in .html, got {output}")
     config = read_config(runs[0])
-    images = load_data(run_settings(runs[0], config), data_dir) if "settings" in config else None
-    if images is not None and "classes" in config:
-        images = images.in_classes(tuple(config["classes"]))
+    settings = run_settings(runs[0], config) if "settings" in config else None
+    images = None
+    if settings is not None or data is not None:
+        images = load_run_data(runs[0], settings, config.get("classes"), config.get("image_shape"), data, data_dir)
     show(False, f"wrote {reporting.write(runs, output, data=images)}")
 
 
@@ -175,6 +165,7 @@ def draw(
     runs: Annotated[list[Path], typer.Argument(help="A run, or two runs to compare, such as a CKN and its ConvNet.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 chooses a free one.")] = 8000,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    data: OtherData = None,
     data_dir: DataDir = None,
     trust: Trust = False,
 ) -> None:
@@ -184,4 +175,4 @@ def draw(
     """
     from ..draw import serve
 
-    serve(runs, port, open_browser=open_browser, data_dir=data_dir, trust=trust)
+    serve(runs, port, open_browser=open_browser, data=data, data_dir=data_dir, trust=trust)

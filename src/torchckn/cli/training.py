@@ -124,9 +124,8 @@ def train(
         quiet = quiet or not is_first()
         with _folder(resume or run, settings) as folder, _resumable(folder, settings.network):
             show(quiet or as_json, f"{settings.network} ({settings.kind}), {len(images.train)} training images -> {folder}")
-            progress = False if quiet or as_json else None
             finished = runs.read_result(folder) if resume else None
-            result = _trained(settings, images, source, folder, resume is not None, tensorboard, progress)
+            result = _trained(settings, images, source, folder, resume is not None, tensorboard, quiet or as_json)
         if as_json and is_first():
             accuracy = None if result.head is None else result.head.accuracy
             print_json({"run": str(folder), "validation_accuracy": accuracy, **result.to_json()})
@@ -154,7 +153,7 @@ def _trained(
     folder: Path,
     resume: bool,
     tensorboard: bool,
-    progress: bool | None,
+    quiet: bool,
 ) -> TrainResult:
     """What each of the processes does, or the only one."""
     import torch
@@ -164,10 +163,14 @@ def _trained(
     from ..distributed import is_first
     from ..fit import TensorBoard
     from ..launch import is_restarted
+    from ..network import CKN
     from ..trained import run_description
 
     generator = torch.Generator().manual_seed(settings.training.seed)
     net = build_network(settings, images, generator, source)
+    if isinstance(net, CKN) and net.report:
+        for note in net.report.other_numbers():
+            show(quiet, f"{note}; the kernel network is made for the images")
     log = Path(f"{os.path.abspath(folder)}-tensorboard")  # beside the run, whatever it is called: . has no name
     return runs.train(
         net,
@@ -178,7 +181,7 @@ def _trained(
         run_dir=folder,
         resume=resume or (is_restarted() and (folder / "config.toml").exists()),
         callbacks=[TensorBoard(log)] if tensorboard and is_first() else [],
-        progress=progress,
+        progress=False if quiet else None,
         description=run_description(settings, images, source),
         unlabeled=images.unlabeled,
     )

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..errors import ConfigError
 from .drawing import to_svg
 from .page import to_html
-from .rows import MOST_ROWS, Row, Text, loss_lines
+from .rows import MOST_ROWS, Row, Text, loss_lines, number_notes
 from .table import ReportTable
 
 
@@ -46,6 +46,10 @@ class Report:
     def losses(self) -> list[str]:
         """A line for everything that ``strict=True`` does not accept."""
         return loss_lines(self.rows)
+
+    def other_numbers(self) -> list[str]:
+        """A line for each number, of channels or of classes, that the ConvNet was not built for."""
+        return number_notes(self.rows)
 
     def to_html(self, *, expand: bool = False) -> str:
         """The table as HTML, to stand in a page or a notebook by itself; ``expand`` as for :meth:`table`."""

@@ -108,6 +108,19 @@ def short_sources(rows: Sequence[Row]) -> list[str]:
     return short if len(set(short)) == len({row.source for row in rows}) else [row.source for row in rows]
 
 
+_NUMBER_OF = "number of "
+
+
+def number_note(what: str, here: int, there: int) -> str:
+    """The reason of a row whose ConvNet was built for another number of channels or classes than there are."""
+    return f"{_NUMBER_OF}{what}: {here} in the images, {there} in the ConvNet"
+
+
+def number_notes(rows: Sequence[Row]) -> list[str]:
+    """All reasons that :func:`number_note` gave, each once."""
+    return [*dict.fromkeys(reason for row in rows for reason in row.reasons if reason.startswith(_NUMBER_OF))]
+
+
 def loss_lines(rows: Sequence[Row]) -> list[str]:
     """A line for everything that ``strict=True`` does not accept."""
     lines = []

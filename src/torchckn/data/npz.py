@@ -143,9 +143,9 @@ def check_arrays(shape: tuple[int, ...], dtype: np.dtype, y: np.ndarray, what: s
 
 
 def _arrays(x: np.ndarray, y: np.ndarray, what: str) -> tuple[Tensor, Tensor]:
+    check_arrays(x.shape, x.dtype, y, what)
     if x.ndim == 3:
         x = x[:, None]
-    check_arrays(x.shape, x.dtype, y, what)
     if x.dtype.kind == "f":
         largest = max(-x.min(), x.max())  # NaN if any is
         if not np.isfinite(largest):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, PathError
 from .limits import check_class, check_memory, check_regular, shown
 from .sets import DataSet, checked_part
 
@@ -53,7 +53,7 @@ def load_unlabeled(folder: str | os.PathLike[str], shape: tuple[int, int, int], 
     """
     path = Path(folder)
     if not path.is_dir():
-        raise DataError(f"{shown(path)} is not a folder; expected a folder of image files without labels")
+        raise PathError(f"{shown(path)} is not a folder; expected a folder of image files without labels")
     files = find_images(path)
     check_memory(len(files) * math.prod(shape), f"the {len(files)} images of {shown(path)}")
     return torch.stack([read_for(file, shape, resize) for file in files])
@@ -133,15 +133,25 @@ def _image_files(folder: Path, needed: bool = True) -> list[Path]:
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    """All that is in a folder and its sub-folders and is no folder, sorted, but for hidden files."""
-    try:
-        return sorted(
-            path
-            for path in folder.rglob("*")
-            if not path.is_dir() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        )
-    except OSError as error:
-        raise DataError(f"{shown(folder)} cannot be read: {error.strerror}") from error
+    """All that is in a folder and its sub-folders and is no folder, sorted, but for hidden files.
+
+    Links to folders are followed, but each folder is read once, and none that contains this one.
+    """
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # a part may not have all classes
+            raise DataError(f"{shown(error.filename or folder)} cannot be read: {error.strerror}") from error
+
+    top, seen, files = Path(os.path.realpath(folder)), set[Path](), list[Path]()
+    for name, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        place = Path(os.path.realpath(name))
+        if place in seen or place in top.parents:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(other for other in folders if not other.startswith("."))
+        files += [Path(name, other) for other in names if not other.startswith(".")]
+    return sorted(files)
 
 
 def _listed(folder: Path, files: Sequence[Path], most: int = 5) -> str:
@@ -261,7 +271,7 @@ def read_for(file: ImageFile, shape: tuple[int, int, int], resize: bool = False)
     if channels not in (1, 3):
         raise DataError(f"image files are grey or RGB, but the network expects images of {channels} channels")
     if not isinstance(file, Piece) and not os.path.exists(file):
-        raise DataError(f"{shown(file)} does not exist; expected an image file or a folder of images")
+        raise PathError(f"{shown(file)} does not exist; expected an image file or a folder of images")
     pixels = read_image(file, "L" if channels == 1 else "RGB")
     if tuple(pixels.shape[1:]) == (height, width):
         return pixels

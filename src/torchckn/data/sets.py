@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -83,9 +83,9 @@ class Part:
         """At most so many images, evenly spaced over all of them, because folders are sorted by class."""
         return self.subset(evenly_spaced(count, len(self)))
 
-    def in_color(self) -> Part:
-        """Grey images as color images."""
-        return Part(self.images.expand(-1, 3, -1, -1), self.labels)
+    def in_channels(self, channels: int) -> Part:
+        """Grey images as color images, or the reverse: see :func:`in_channels`."""
+        return Part(in_channels(self.images, channels), self.labels)
 
     def relabeled(self, numbers: Tensor) -> Part:
         """The same images, with ``numbers[label]`` in place of each label."""
@@ -121,7 +121,9 @@ class DataSet:
         """
         unknown = [name for name in self.classes if name not in classes]
         numbered = _are_numbers(self.classes) or _are_numbers(classes)
-        if self.classes == classes or (numbered and len(unknown) == len(self.classes)):
+        if self.classes == classes:
+            return self
+        if numbered and len(unknown) == len(self.classes) <= len(classes):
             return self
         if unknown:
             raise DataError(
@@ -129,9 +131,39 @@ class DataSet:
                 "those the network was trained on, or remove the others"
             )
         numbers = torch.tensor([classes.index(name) for name in self.classes])
+        return replace(self, classes=classes, **self._parts(lambda part: part.relabeled(numbers)))
+
+    def in_channels(self, channels: int) -> DataSet:
+        """The same images, grey for one channel and in color for three; as they are if they have another number of channels.
+
+        Example:
+            >>> from torchckn import data
+            >>> data.load("mnist-mini").in_channels(3).image_shape
+            (3, 28, 28)
+        """
+        if {self.image_shape[0], channels} != {1, 3}:
+            return self
+        return replace(self, **self._parts(lambda part: part.in_channels(channels)))
+
+    def _parts(self, change: Callable[[Part], Part]) -> dict[str, Any]:
         parts = {"train": self.train, "valid": self.valid, "test": self.test}
-        relabeled: dict[str, Any] = {name: part.relabeled(numbers) for name, part in parts.items() if part is not None}
-        return replace(self, classes=classes, **relabeled)
+        return {name: change(part) for name, part in parts.items() if part is not None}
+
+
+#: brightness of red, green and blue as pillow converts image files, in parts of 65,536
+_BRIGHTNESS = (19595, 38470, 7471)
+
+
+def in_channels(images: Tensor, channels: int) -> Tensor:
+    """Images (..., C, H, W) of one channel repeated in three, or the brightness of three channels, as pillow has it."""
+    if channels == images.shape[-3]:
+        return images
+    if channels == 3:
+        return images.expand(*images.shape[:-3], 3, *images.shape[-2:])
+    is_bytes = images.dtype == torch.uint8
+    red, green, blue = (images.int() if is_bytes else images).split(1, -3)
+    total = _BRIGHTNESS[0] * red + _BRIGHTNESS[1] * green + _BRIGHTNESS[2] * blue
+    return ((total + 2**15) >> 16).to(torch.uint8) if is_bytes else total / 2**16
 
 
 def _are_numbers(classes: tuple[str, ...]) -> bool:

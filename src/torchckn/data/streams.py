@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from ..errors import ConfigError, DataError
 from .limits import check_class, shown
 from .own import VALIDATION, WIDEST, ImageFile, Piece, image_files_by_part, is_grey, read_for, read_image
-from .sets import DataSet, Part, evenly_spaced
+from .sets import DataSet, Part, evenly_spaced, in_channels
 from .shards import Location, as_bytes, index_npz, index_tar
 
 SHARDS = (".tar", ".npz")
@@ -49,7 +49,8 @@ class LazyPart(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = _whole(self.where, index)
         if isinstance(image, Piece) and self.where.path(index).endswith(".npz"):
-            return torch.frombuffer(bytearray(image.content), dtype=torch.uint8).view(self.image_shape), self.labels[index]
+            pixels = torch.frombuffer(bytearray(image.content), dtype=torch.uint8).view(-1, *self.image_shape[1:])
+            return in_channels(pixels, self.image_shape[0]), self.labels[index]
         return read_for(image, self.image_shape, self.resize), self.labels[index]
 
     def subset(self, which: Tensor) -> LazyPart:
@@ -57,9 +58,9 @@ class LazyPart(Dataset[tuple[Tensor, Tensor]]):
         where = self.where.rows(which.numpy())
         return LazyPart(where, self.labels[which], self.image_shape, resize=self.resize, workers=self.workers)
 
-    def in_color(self) -> LazyPart:
-        """Grey images as color images."""
-        shape = (3, *self.image_shape[1:])
+    def in_channels(self, channels: int) -> LazyPart:
+        """Grey images as color images, or the reverse."""
+        shape = (channels, *self.image_shape[1:])
         return LazyPart(self.where, self.labels, shape, resize=self.resize, workers=self.workers)
 
     def relabeled(self, numbers: Tensor) -> LazyPart:

@@ -176,9 +176,10 @@ def make_server(
     port: int = 0,
     data_dir: str | os.PathLike[str] | None = None,
     trust: bool = False,
+    data: str | None = None,
 ) -> _Server:
     """The server, not started; ``server.server_port`` is its port."""
-    board = Board(runs, data_dir, trust)
+    board = Board(runs, data_dir, trust, data)
     try:
         return _Server(port, board)
     except OSError as error:
@@ -192,11 +193,12 @@ def serve(
     port: int = 8000,
     *,
     open_browser: bool = True,
+    data: str | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     trust: bool = False,
 ) -> None:
     """Serve the page until Ctrl-C."""
-    server = make_server(runs, port, data_dir, trust)
+    server = make_server(runs, port, data_dir, trust, data)
     address = f"http://{ADDRESS}:{server.server_port}/"
     print(f"open {address} to draw (stop with Ctrl-C)", flush=True)
     if open_browser:

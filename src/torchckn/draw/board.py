@@ -17,11 +17,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..building import load_data
 from ..errors import ConfigError, DataError
 from ..network import Classifier
 from ..report.pictures import thumbnail
-from ..trained import load_trained
+from ..trained import load_run_data, load_trained
 
 #: side of the square image that the page sends
 SIDE = 112
@@ -46,13 +45,17 @@ class Board:
     """The networks of the page: they classify a drawing and find the training images that are most similar to it."""
 
     def __init__(
-        self, runs: Sequence[str | os.PathLike[str]], data_dir: str | os.PathLike[str] | None = None, trust: bool = False
+        self,
+        runs: Sequence[str | os.PathLike[str]],
+        data_dir: str | os.PathLike[str] | None = None,
+        trust: bool = False,
+        data: str | None = None,
     ) -> None:
         if not runs:
             raise ConfigError(
                 "draw expected at least one run, got none; pass the folder of a run, or several to compare them"
             )
-        self.entries = [_entry(Path(run), data_dir, trust) for run in runs]
+        self.entries = [_entry(Path(run), data_dir, trust, data) for run in runs]
 
     @torch.inference_mode()
     def classify(self, pixels: np.ndarray) -> list[dict[str, Any]]:
@@ -80,12 +83,12 @@ class Board:
 
 
 @torch.inference_mode()
-def _entry(run: Path, data_dir: str | os.PathLike[str] | None, trust: bool) -> _Entry:
+def _entry(run: Path, data_dir: str | os.PathLike[str] | None, trust: bool, data: str | None) -> _Entry:
     trained = load_trained(run, trust=trust)
     net, title = trained.net, f"{run.name} ({_TITLES[trained.net.kind]})"
-    if trained.settings is None or net.kind != "ckn":
+    if (trained.settings is None and data is None) or net.kind != "ckn":
         return _Entry(title, net, trained.classes, None, (), ())
-    whole = load_data(trained.settings, data_dir).in_classes(trained.classes)
+    whole = load_run_data(run, trained.settings, trained.classes, net.input_shape, data, data_dir)
     images, labels = whole.train.some(REFERENCE_IMAGES)
     features = [net.features(net.pixels(some)) for some in images.split(64)]
     train_features = torch.nn.functional.normalize(torch.cat(features), dim=1)

@@ -10,7 +10,7 @@ Read first: :mod:`torchckn.fit.ulr`. Read next: :mod:`torchckn.fit.sphere`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -189,23 +189,29 @@ def _features(net: Classifier, images: Tensor, precision: Precision) -> Tensor:
 def _pieces(net: Classifier, images: Tensor, chunk: Chunk, unit: int | None) -> list[Tensor]:
     """A batch in chunks; they may be large if layers add up images in units (``unit``, see :func:`_unit_of_layers`)."""
     coupled = [m for m in modules_of(net) if m.training and isinstance(m, _COUPLED)]
+    check_chunk(coupled, chunk)
     if chunk == "auto":
         chunk = "all" if coupled else LARGE_CHUNK if unit and images[0].numel() <= SMALL else CHUNK
     if chunk == "all":
         return [images]
     if not isinstance(chunk, int) or chunk < 1:
         raise ConfigError(f"chunk: expected a number of images, 'auto' or 'all', got {chunk!r}")
-    if coupled:
-        raise ConfigError(
-            f"a batch cannot be cut into chunks for a network with {type(coupled[0]).__name__}, whose output for an "
-            "image depends on the whole batch or on random numbers; use chunk='all'"
-        )
     pieces = list(images.split(chunk))
     if (
         chunk > 1 and len(pieces) > 1 and len(pieces[-1]) == 1
     ):  # for one image alone, convolutions of torch have other last bits
         pieces[-2:] = [images[-len(pieces[-2]) - 1 :]]
     return pieces
+
+
+def check_chunk(modules: Iterable[nn.Module], chunk: Chunk) -> None:
+    """An error if batches are to be cut into chunks for modules, in training mode, that need all of a batch."""
+    coupled = next((type(module).__name__ for module in modules if isinstance(module, _COUPLED)), None)
+    if coupled and chunk not in ("auto", "all"):
+        raise ConfigError(
+            f"a batch cannot be cut into chunks for a network with {coupled}, whose output for an image depends on the whole "
+            "batch or on random numbers; use chunk='all' (--chunk all)"
+        )
 
 
 #: modules whose output for an image depends on the other images of the batch

@@ -32,6 +32,8 @@ from .defaults import ADAMW_LR, BATCH_SIZE, GRAPH_MEMORY, METHOD_DEFAULTS, MOST,
 
 TRAINING, ULR, CLASSIFIER = "Training", "Ultimate layer reversal", "Classifier"
 FILTERS, KEEPING = "Filters", "Validation and checkpoints"
+#: the methods that begin with a classifier fitted to features
+FITTED_FIRST = ("ulr", "sgo", "sgo-ball")
 TRAINING_HEADINGS = (TRAINING, ULR, CLASSIFIER, FILTERS, KEEPING)
 
 
@@ -169,6 +171,7 @@ class TrainConfig(MethodOptions):
         "Cross-validation folds to choose the L2 penalty of the first classifier; by default 5 for fewer than 2,000 images, else "
         "0: it is chosen on the validation images.",
         heading=CLASSIFIER,
+        only_for=FITTED_FIRST,
         ge=0,
         shapes_start=True,
     )
@@ -176,6 +179,7 @@ class TrainConfig(MethodOptions):
         None,
         "Training images for the first classifier, before the steps; by default all.",
         heading=CLASSIFIER,
+        only_for=FITTED_FIRST,
         ge=1,
         shapes_start=True,
     )
@@ -222,7 +226,7 @@ class TrainConfig(MethodOptions):
     def _a_schedule(cls, lr: Any) -> Any:
         if lr is not None:
             schedules.schedule(lr)
-        return tuple(lr) if isinstance(lr, list) else lr
+        return schedules.plain(lr)
 
     @model_validator(mode="after")
     def _nothing_to_roll_back(self) -> TrainConfig:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..choices import Augmentation, ClassWeights, Loss, PenaltySearch, check_choice
+from ..choices import Augmentation, ClassWeights, Loss, PenaltySearch, as_real, check_choice
 from ..data.augmentation import augment
 from ..data.batches import checked_batch
 from ..distributed import alone, from_first, gathered, summing, total_of_numbers
@@ -93,7 +93,7 @@ def fit_head(
     """
     check_choice("loss", loss, Loss)
     check_choice("search", search, PenaltySearch)
-    if lam is not None and not (isinstance(lam, (int, float)) and 0 <= lam < float("inf")):
+    if lam is not None and not 0 <= as_real(lam) < float("inf"):
         raise ConfigError(f"lam expected a number >= 0, got {lam!r}")
     if ckn.head.bias is None:
         raise ConfigError("fit_head expected a head with a bias, got one without; build the head with bias=True")

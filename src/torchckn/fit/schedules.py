@@ -137,9 +137,10 @@ def schedule(lr: Any, *, convnet: bool = False) -> Schedule:
     """A schedule from what a user writes: a number, a list of stages, ``"cosine:0.03"``, a search, a function, a schedule."""
     if isinstance(lr, Schedule):
         return lr
+    lr = plain(lr)
     if isinstance(lr, (int, float)) and not isinstance(lr, bool):
         return Constant(_positive(lr))
-    if isinstance(lr, (list, tuple)) and lr and all(isinstance(value, (int, float)) for value in lr):
+    if isinstance(lr, tuple) and lr and all(isinstance(value, (int, float)) for value in lr):
         return Stages(tuple(_positive(value) for value in lr))
     if isinstance(lr, str):
         name, _, number = lr.partition(":")
@@ -159,6 +160,13 @@ def schedule(lr: Any, *, convnet: bool = False) -> Schedule:
     raise ConfigError(
         f"lr: expected a positive number, a list of them, a name such as 'search', or a function of the step, got {lr!r}"
     )
+
+
+def plain(lr: Any) -> Any:
+    """Numbers of NumPy and torch as those of Python, lists and arrays of them as tuples; all else as it is."""
+    if hasattr(lr, "tolist"):
+        lr = lr.tolist()
+    return tuple(plain(value) for value in lr) if isinstance(lr, (list, tuple)) else lr
 
 
 def describe(lr: Any) -> Any:

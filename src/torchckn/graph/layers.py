@@ -12,7 +12,7 @@ from torch import nn
 from ..choices import Init, as_integer, check_choice
 from ..errors import ConfigError
 from ..kernels import Kernel, KernelSpec, RBFSphere
-from ..nn.base import KernelLayer, check_eps, checked_root_block
+from ..nn.base import KernelLayer, checked_eps, checked_root_block
 from ..nn.functional import block_count
 from ..nn.geometry import Pair, conv_output_size, pair
 from ..nn.invsqrt import check_method
@@ -45,7 +45,7 @@ class KernelNode(Node):
             raise ConfigError(f"node {self.name!r} expected at least one filter, got filters={self.filters!r}")
         if not isinstance(self.kernel, KernelSpec):
             raise ConfigError(f"node {self.name!r} expected a kernel such as RBFSphere(0.6), got {self.kernel!r}")
-        check_eps(f"eps of node {self.name!r}", self.eps)
+        checked_eps(f"eps of node {self.name!r}", self.eps)
         check_choice(f"init of node {self.name!r}", self.init, Init)
         check_method(self.inverse_sqrt)
         checked_root_block(f"root_block of node {self.name!r}", self.root_block)

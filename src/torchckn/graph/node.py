@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar
 
 from torch import nn
@@ -86,12 +87,14 @@ class Node:
 
 
 def _plain(value: Any) -> Any:
-    """A field of a node: kernels as their descriptions, lists as tuples, integers of NumPy as those of Python."""
+    """A field of a node: kernels as their descriptions, lists as tuples, numbers of NumPy as those of Python."""
     if isinstance(value, Kernel):
         return value.spec()
     if isinstance(value, (list, tuple)):
         return tuple(_plain(item) for item in value)
     number = as_integer(value)
+    if number is None and isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
     return value if number is None else number
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,8 @@ class Dual(Kernel):
         coefficients: of the powers of t, if they are known: from a saved model.
         name: of a function, for tables and files; by default its own.
 
-    What is left out is added to the highest even and odd powers, so that kappa(1) = 1 and kappa(-1) is right.
+    What is left out is added to the highest even and odd powers, so that kappa(1) = 1 and kappa(-1) is right. A pickle leaves out
+    a function that cannot be pickled, such as a lambda, as files do: its coefficients are all that the kernel needs.
 
     Example:
         >>> kernel = Dual("tanh")
@@ -130,13 +132,21 @@ class Dual(Kernel):
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         if self.function is None:
             raise ConfigError(
-                f"Dual({self.activation!r}) was loaded from a file, which has no functions; set kernel.function to the "
-                "activation to compute its random features"
+                f"Dual({self.activation!r}) was loaded from a file or a pickle without its function; set "
+                "kernel.function to the activation to compute its random features"
             )
         norms, inverse = safe_norms(squared_norms)
         size = _expansion(self.function, self.scale, 1).mean_square ** 0.5
         values = self.function(responses * (inverse * self.scale)) / size
         return values * norms**self.degree if self.degree else values
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self.function)
+        except (pickle.PicklingError, AttributeError, TypeError):  # all of which pickle raises for it
+            assert self.function is not None
+            return self.__dict__ | {"function": InMemory(self.function)}
+        return self.__dict__
 
     def spec(self) -> KernelSpec:
         function = self.function

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..choices import Init, as_integer, as_integers, check_choice
+from ..choices import Init, as_integer, as_integers, as_real, check_choice
 from ..derivatives import require_plain_autograd
 from ..errors import ConfigError, NumericalError
 from ..kernels import Kernel, RBFSphere
@@ -53,13 +53,12 @@ class KernelLayer(nn.Module):
         self.kernel = RBFSphere(0.6) if kernel is None else kernel
         if not isinstance(self.kernel, Kernel):
             raise ConfigError(f"kernel expected a kernel such as torchckn.kernels.RBFSphere(0.6), got {kernel!r}")
-        check_eps("eps", eps)
         check_choice("init", init, Init)
         check_method(inverse_sqrt)
         sizes = as_integers(shape, 1)
         if sizes is None:
             raise ConfigError(f"{type(self).__name__} expected integer sizes >= 1, got filters of shape {shape}")
-        self.eps = float(eps)
+        self.eps = checked_eps("eps", eps)
         self.init = init
         self.inverse_sqrt = inverse_sqrt
         self.root_block = checked_root_block("root_block", root_block)
@@ -214,10 +213,12 @@ class KernelLayer(nn.Module):
         return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps:g}, init={self.init}{blocks}"
 
 
-def check_eps(what: str, eps: object) -> None:
-    """An error unless ``eps`` can be added to the diagonal of a Gram matrix."""
-    if not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
+def checked_eps(what: str, eps: object) -> float:
+    """``eps`` as a float; an error unless it can be added to the diagonal of a Gram matrix."""
+    number = as_real(eps)
+    if not 0 <= number < float("inf"):
         raise ConfigError(f"{what} expected a number >= 0, got {eps!r}; the paper uses 1e-3")
+    return number
 
 
 def checked_root_block(what: str, block: object) -> int | None:

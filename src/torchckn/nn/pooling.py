@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..choices import as_integer
+from ..choices import as_integer, as_real
 from ..errors import ConfigError, DataError
 from .devices import own_precision
 from .geometry import conv_output_size, convolve
@@ -32,12 +32,12 @@ class GaussianPool2d(nn.Module):
             if number is not None and as_integer(number, int(name != "padding")) is None:
                 raise ConfigError(f"GaussianPool2d expected one integer as {name}, the same for both axes, got {number!r}")
         self.stride = int(stride)
-        wanted = self.stride / 2**0.5 if sigma is None else sigma
-        if not isinstance(wanted, (int, float)) or not wanted > 0:
+        wanted = self.stride / 2**0.5 if sigma is None else as_real(sigma)
+        if not wanted > 0:
             raise ConfigError(f"GaussianPool2d expected a positive sigma, got {sigma!r}")
         if not 1e-12 <= wanted <= 1e12:
             raise ConfigError(f"GaussianPool2d expected a sigma from 1e-12 to 1e12, got {str(sigma)[:30]}")
-        self.sigma = float(wanted)
+        self.sigma = wanted
         self.kernel_size = 2 * self.stride + 1 if kernel_size is None else int(kernel_size)
         self.padding = (self.kernel_size - 1) // 2 if padding is None else int(padding)
 

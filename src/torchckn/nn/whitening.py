@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..choices import as_integer
+from ..choices import as_integer, as_real
 from ..errors import ConfigError, DataError
 from .checks import check_finite
 from .devices import own_precision, wide_dtype
@@ -183,11 +183,11 @@ class Whitening(nn.Module):
 
     def __init__(self, in_channels: int, patch_size: int | Pair = 3, eps: float = 1e-3, root: int = 2) -> None:
         super().__init__()
-        if not eps > 0:
+        self.eps = as_real(eps)
+        if not self.eps > 0:
             raise ConfigError(f"Whitening expected eps > 0 (a patch covariance is singular), got {eps!r}")
         self.in_channels = in_channels
         self.patch_size = pair("patch_size", patch_size)
-        self.eps = float(eps)
         if (number := as_integer(root, 1)) is None:
             raise ConfigError(f"Whitening expected an integer root >= 1, got {root!r}; use 2 to whiten")
         self.root = number

@@ -12,7 +12,7 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
-from ..errors import CKNError, ConfigError, DataError
+from ..errors import CKNError, ConfigError, DataError, PathError
 from ..files import read_text
 from ..network import CKN, Classifier
 from ..runs import read_config, read_filters, read_metrics, read_result
@@ -121,7 +121,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, name: str) -> RunFolder:
     if not folder.is_dir():
-        raise DataError(f"{folder} does not exist; expected a run folder, which training writes with run_dir=...")
+        raise PathError(f"{folder} does not exist; expected a run folder, which training writes with run_dir=...")
     config, damaged = read_config(folder), {}
     check(str(folder / "config.toml"), config, Configuration)
 

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import DataError, PathError
 from ..files import read_bytes, read_text
 
 PathLike = str | os.PathLike[str]
@@ -38,7 +38,7 @@ def read_config(folder: PathLike) -> dict[str, Any]:
         config = tomllib.loads(read_text(file))
     except FileNotFoundError:
         what = "is not a run folder: it has no config.toml" if Path(folder).exists() else "does not exist"
-        raise DataError(f"{folder} {what}; expected the folder of a run, such as runs/lenet5-ckn-1") from None
+        raise PathError(f"{folder} {what}; expected the folder of a run, such as runs/lenet5-ckn-1") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     _require_plain(file, config)

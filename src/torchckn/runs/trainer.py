@@ -32,7 +32,7 @@ from ..distributed import check_agreement, code_digest, digest_of, from_first, i
 from ..errors import ConfigError, DataError
 from ..fit.batches import TrainingBatches
 from ..fit.callbacks import Callback, EarlyStopping, KeepBest, ProgressBar
-from ..fit.chunks import BATCH_NORMS, share_of_batch
+from ..fit.chunks import BATCH_NORMS, check_chunk, share_of_batch
 from ..fit.config import TrainConfig
 from ..fit.features import check_labels
 from ..fit.folds import FEW_IMAGES
@@ -212,6 +212,8 @@ def _check(net: Classifier, train_data: Any, valid_data: Any, config: TrainConfi
             "output depends on all images of a batch; use one process, nn.GroupNorm, or nn.SyncBatchNorm in a training loop of "
             "your own with DistributedDataParallel"
         )
+    if config.steps:
+        check_chunk(net.modules(), config.chunk)
     for data in (train_data, valid_data):
         check_whole(data)
         if world() > 1 and isinstance(data, DataLoader) and _shuffles_by_itself(data):

@@ -23,7 +23,7 @@ from ..graph import Graph, KernelNode, Node
 from ..graph.preprocessing import Preprocessing
 from ..kernels import Kernel
 from ..network import CKN
-from ..nn.base import check_eps
+from ..nn.base import checked_eps
 from ..nn.invsqrt import check_method
 from .assembly import Builder
 from .builder import Step
@@ -172,9 +172,8 @@ def _layer_options(eps: float, init: Init, inverse_sqrt: str) -> dict[str, objec
     if init == "identity":
         raise ConfigError("init='identity' is for single layers; translate takes 'kmeans', 'sample' or 'random'")
     check_choice("init", init, FilterMethod)
-    check_eps("eps", eps)
     check_method(inverse_sqrt)
-    return {"eps": eps, "init": init, "inverse_sqrt": inverse_sqrt}
+    return {"eps": checked_eps("eps", eps), "init": init, "inverse_sqrt": inverse_sqrt}
 
 
 #: Filters per inverse root, at most, with ``root_block="auto"``: with 512, a step of ResNet-50 takes nearly twice as long

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..correspondence import Row
+from ..correspondence import Row, number_note
 from ..errors import TranslationError
 from ..graph import Dense, Graph
 from .assembly import Builder
@@ -180,10 +180,14 @@ def make_head(traced: Trace, values: dict[str, Value], builder: Builder, classes
     last = builder.looked_at(values[output.name])
     if isinstance(last.pending, Dense):
         name = last.pending.name
-        why = "the last linear layer is the classifier, trained on the features"
+        reasons = ["the last linear layer is the classifier, trained on the features"]
+        if classes not in (None, last.width):
+            reasons.append(number_note("classes", classes, last.width))
         builder.rows = [
             # The head has a bias, so the one that was there is not lost.
-            dataclasses.replace(row, correspondence="kept", reasons=(why,), parts=(), layer="head", counterpart=_HEAD)
+            dataclasses.replace(
+                row, correspondence="kept", reasons=tuple(reasons), parts=(), layer="head", counterpart=_HEAD
+            )
             if row.layer == name
             else row
             for row in builder.rows
