@@ -195,6 +195,10 @@ def test_folders_are_made_below_the_working_folder_only(
         assert status == 2
         assert f"the folder {tmp_path / 'slip'} does not exist; create it first" in " ".join(err.split())
     assert not (tmp_path / "slip").exists()
+    (work / "file").touch()
+    status, _, err = command("train", "lenet1", "--data", place / "digits.npz", "--run", "file/deep/run")
+    assert status == 2
+    assert "cannot use file/deep/run for a run: Not a directory; choose another folder" in " ".join(err.split())
     assert command("translate", "lenet1", "--input-shape", "1,28,28", "--svg", "new/a.svg")[0] == 0
 
 
