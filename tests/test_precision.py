@@ -181,6 +181,23 @@ def test_a_wide_linear_layer_is_rounded_by_its_convolution_alone(pool: nn.Module
 
 
 @compiled
+@pytest.mark.parametrize(("channels", "filters", "size"), [(16, 8, 6), (3, 8, 3), (33, 24, 3)])
+def test_a_compiled_layer_has_the_same_gradient_if_backward_is_within_autocast(
+    channels: int, filters: int, size: int, generator: torch.Generator
+) -> None:
+    layer = KernelConv2d(channels, filters, size, kernel=RBFSphere(0.6), generator=generator).eval()
+    x = torch.randn(4, channels, 6, 6, generator=generator, requires_grad=True)
+    gradients = []
+    for is_within in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_within):
+            gradients.append(torch.autograd.grad(y, [x, layer.weight]))
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+@compiled
 def test_chains_of_layers_are_for_full_precision(generator: torch.Generator) -> None:
     net = network().eval()
     (chain,) = net._chains.values()
