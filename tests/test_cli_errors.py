@@ -54,7 +54,8 @@ BAD: list[tuple[str, int, str]] = [
     ("translate lenet5 --option biass=false", 2, "unknown option of lenet5 'biass'.*'bias'"),
     ("translate lenet5 --filters 0", 2, "filters: expected a number greater than or equal to 1, got 0"),
     ("translate lenet5 --option bias=false --strict", 1, "no exact counterpart"),
-    ("translate lenet5 --svg {p}/five.png/a.svg", 1, "cannot write"),
+    ("translate lenet5 --svg {p}/five.png/a.svg", 2, "cannot write .*: expected a folder, got the file .*five.png; choose"),
+    ("translate {p}/broken.py:Broken --svg {p}/absent/a.svg", 2, "absent does not exist; create it first"),  # at first
     ("train lenet6 --data {p}/digits.npz", 2, "unknown network 'lenet6'"),
     ("train --config {p}/none.toml", 2, "none.toml does not exist"),
     ("train --config {p}/latin.toml", 2, "is not UTF-8 text"),
@@ -95,7 +96,7 @@ BAD: list[tuple[str, int, str]] = [
     ("train alexnet --data {p}/digits.npz", 1, "AlexNet does not run on images of shape"),
     ("train --data {p}/digits.npz --run {p}/ckn", 2, "has a run already"),
     ("train --data {p}/digits.npz --run {p}/thesis", 2, "not empty and not a run"),
-    ("train --data {p}/digits.npz --run {p}/five.png/run", 2, "cannot use .* for a run"),
+    ("train --data {p}/digits.npz --run {p}/five.png/run", 2, "expected a folder, got the file .*five.png; choose"),
     ("train --data {p}/digits.npz --run /proc/run", 2, "cannot use /proc/run for a run"),
     ("train --resume {p}/none", 2, "does not exist; expected the folder of a run"),
     ("train --resume {p}/ckn --tau 7", 2, "expected no other options than .*chunk.*steps.*, got tau"),
@@ -194,6 +195,10 @@ def test_folders_are_made_below_the_working_folder_only(
         assert status == 2
         assert f"the folder {tmp_path / 'slip'} does not exist; create it first" in " ".join(err.split())
     assert not (tmp_path / "slip").exists()
+    (work / "file").touch()
+    status, _, err = command("train", "lenet1", "--data", place / "digits.npz", "--run", "file/deep/run")
+    assert status == 2
+    assert "cannot use file/deep/run for a run: Not a directory; choose another folder" in " ".join(err.split())
     assert command("translate", "lenet1", "--input-shape", "1,28,28", "--svg", "new/a.svg")[0] == 0
 
 

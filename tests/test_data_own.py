@@ -17,6 +17,7 @@ from PIL import Image
 from torchckn import building, data
 from torchckn.data.own import IMAGES, read_for
 from torchckn.errors import ConfigError, DataError
+from torchckn.fit.config import TrainConfig
 from torchckn.settings import Settings
 
 
@@ -228,6 +229,20 @@ def test_grey_images_among_colored_ones_take_no_color_from_them(tmp_path: Path) 
     assert data.load(tmp_path).train.images[:, :, 0, 0].tolist() == [[9, 9, 9], [7, 2, 3]]
 
 
+@pytest.mark.parametrize(("seed", "names"), [(0, "classes birds, cats"), (4, "class cats")])
+def test_a_split_that_leaves_no_training_image_of_a_class_is_refused(tmp_path: Path, seed: int, names: str) -> None:
+    for name, count in (("birds", 4), ("cats", 1), ("dogs", 4)):
+        for i in range(count):
+            save(tmp_path / name / f"{i}.png", mode="L", value=i + count)
+    message = f"some are all that {tmp_path.name} has of {names}; .* \\(--validation 0\\)"
+    for stream in (False, True):
+        settings = Settings(data=str(tmp_path), stream=stream, training=TrainConfig(seed=seed))
+        with pytest.raises(ConfigError, match=message):
+            building.load_images(settings.replace(validation=7))
+        assert len(building.load_images(settings.replace(validation=6)).train) == 3
+        assert len(building.load_images(settings.replace(validation=0)).train) == 9
+
+
 def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     for name in "ab":
         save(tmp_path / name / "1.png")
@@ -302,6 +317,10 @@ def test_validation_images_of_ones_own_are_those_that_a_run_validates_on(tmp_pat
                 *(save(p / "test" / c / "1.png") for c in "bc"),
             ),
             "test expected the classes of .*train, got c as well; add training images of that class",
+        ),
+        (
+            lambda p: [*(save(p / "train" / c / "1.png") for c in "ab"), (p / "test" / "a").mkdir(parents=True)],
+            "test expected image files .* in folders of its classes, got none; add images, or remove the folder",
         ),
         (
             lambda p: [save(p / part / "a" / "1.png") for part in ("val", "test")],

@@ -292,8 +292,9 @@ def test_real_numbers_of_numpy_are_those_of_python(kind: Any) -> None:
     graph = Graph((1, 9, 9), [Whiten("whiten", eps=half), Conv("conv", filters=2, eps=half)])
     assert Graph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
     assert (KernelLinear(2, 2, eps=half).eps, GaussianPool2d(2, sigma=half).sigma, Whitening(1, eps=half).eps) == (0.5,) * 3
-    with pytest.raises(ConfigError, match="eps expected a number >= 0, got True"):
-        KernelLinear(2, 2, eps=True)
+    for wrong in (True, 10**400):
+        with pytest.raises(ConfigError, match=f"eps expected a number >= 0, got {wrong}"):
+            KernelLinear(2, 2, eps=wrong)
 
 
 def test_integers_of_numpy_are_those_of_python() -> None:

@@ -107,6 +107,7 @@ def in_place_changes() -> dict[str, tuple[Any, Any]]:
         "dict": ({"t": 0.5, "k": 0.5}, lambda kernel: kernel.weights.update(t=0.1, k=0.9)),
         "tensor": (torch.tensor([0.5, 0.5]), lambda kernel: kernel.weights.copy_(torch.tensor([0.1, 0.9]))),
         "tensors": ([torch.tensor(0.5), torch.tensor(0.5)], lambda kernel: kernel.weights[0].fill_(0.1)),
+        "array": (np.array([0.5, 0.5]), lambda kernel: kernel.weights.__setitem__(0, 0.1)),
         "another list": ([0.5, 0.5], lambda kernel: setattr(kernel, "weights", [0.1, 0.9])),
     }
 

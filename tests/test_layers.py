@@ -297,3 +297,34 @@ def test_a_kernel_that_gets_its_kappa_from_another_base_class_has_no_map_of_ours
         layer.weight.copy_(nn.functional.normalize(x)[:, :, None, None])
         features = layer(x[:, :, None, None]).flatten(1)
     torch.testing.assert_close(features @ features.T, kernel.gram(x), rtol=1e-2, atol=1e-3)
+
+
+def test_a_map_written_for_another_degree_is_not_inherited(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    monkeypatch.setattr(kernels.Kernel, "_registry", dict(kernels.Kernel._registry))
+
+    class Square(kernels.Kernel):
+        def kappa(self, t: torch.Tensor) -> torch.Tensor:
+            return t.square()
+
+        def map(self, responses: torch.Tensor, squared_norms: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+            return responses.square() / squared_norms.sqrt()
+
+    class OnTheSphere(kernels.Kernel):
+        degree = 0
+
+    class SquareOnTheSphere(Square, OnTheSphere):
+        pass
+
+    class Doubled:
+        def map(self, *given: object, **options: object) -> torch.Tensor:
+            return 2 * super().map(*given, **options)  # type: ignore[misc]
+
+    class DoubledSquare(Doubled, Square):
+        pass
+
+    responses = torch.rand(5, 6, generator=generator)
+    squares = 9 * torch.ones(5, 1)
+    torch.testing.assert_close(SquareOnTheSphere().map(responses, squares), responses.square() / 9)
+    torch.testing.assert_close(DoubledSquare().map(responses, squares), 2 * Square().map(responses, squares))

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchckn
 from torchckn import ConfigError, NumericalError, TrainConfig
 from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.methods import METHODS, Method, MethodOptions
-from torchckn.kernels import ArcCosine, Kernel, RBFSphere
+from torchckn.kernels import ArcCosine, Kernel, Linear, RBFSphere
 from torchckn.nn import GaussianPool2d, KernelConv2d, KernelLinear, KernelLocal2d, convolution, native
 from torchckn.nn.functional import patch_squares
 from torchckn.nn.resampling import FixedWindow
@@ -156,6 +156,45 @@ def test_on_a_cpu_the_layer_stays_compiled_and_its_convolutions_alone_are_rounde
     for own, other in zip(exact, rounded, strict=True):
         assert other.dtype == own.dtype
         assert 0 < (other - own).norm() < 0.02 * own.norm()
+
+
+@compiled
+@pytest.mark.parametrize("pool", [None, nn.AvgPool2d(2)], ids=str)
+def test_a_wide_linear_layer_is_rounded_by_its_convolution_alone(pool: nn.Module | None, generator: torch.Generator) -> None:
+    """Where nothing is pooled, the convolution is torch's own, and the projection a product of matrices."""
+    layer = KernelConv2d(33, 40, 3, kernel=Linear(), pool=pool, generator=generator)
+    x = torch.randn(4, 33, 6, 6, generator=generator)
+    leaf = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(leaf)
+    y.square().sum().backward()
+    with torch.no_grad():
+        values = F.conv2d(x.bfloat16(), layer.weight.bfloat16()).float()
+        expected = torch.einsum("fg,nghw->nfhw", layer.projection(), values if pool is None else pool(values))
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    own = x.clone().requires_grad_()
+    layer(own).square().sum().backward()
+    assert leaf.grad is not None
+    assert own.grad is not None
+    assert y.dtype == leaf.grad.dtype == torch.float32
+    assert 0 < (leaf.grad - own.grad).norm() < 0.02 * own.grad.norm()
+
+
+@compiled
+@pytest.mark.parametrize(("channels", "filters", "size"), [(16, 8, 6), (3, 8, 3), (33, 24, 3)])
+def test_a_compiled_layer_has_the_same_gradient_if_backward_is_within_autocast(
+    channels: int, filters: int, size: int, generator: torch.Generator
+) -> None:
+    layer = KernelConv2d(channels, filters, size, kernel=RBFSphere(0.6), generator=generator).eval()
+    x = torch.randn(4, channels, 6, 6, generator=generator, requires_grad=True)
+    gradients = []
+    for is_within in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_within):
+            gradients.append(torch.autograd.grad(y, [x, layer.weight]))
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
 
 
 @compiled

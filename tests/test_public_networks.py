@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import torchckn
 from torchckn import translate, zoo
+from torchckn.correspondence import OtherNumber, Report
 from torchckn.errors import ConfigError, TranslationError
 from torchckn.graph import Conv, KernelNode, MaxPool, ShuffleChannels
 from torchckn.kernels import RBFSphere
@@ -251,6 +252,9 @@ def test_width_scales_every_layer_and_classes_and_channels_follow_the_data() -> 
     fixed = translate(net, (1, 16, 16), filters=6)
     assert {node.filters for node in fixed.graph.nodes if isinstance(node, KernelNode)} == {6}
     assert rows_of(quarter)["conv"].why.endswith("number of channels: 1 in the images, 3 in the ConvNet")
+    assert quarter.report is not None
+    assert quarter.report.other_numbers == (OtherNumber("channels", 1, 3), OtherNumber("classes", 5, 10))
+    assert Report.from_json(quarter.report.to_json()) == quarter.report
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,9 @@ def test_numbers_of_numpy_and_torch_are_those_of_python(lr: Any) -> None:
     assert TrainConfig(lr=[lr]).to_plain()["lr"] == [0.5]
 
 
-@pytest.mark.parametrize("lr", [0, -1.0, math.nan, math.inf, "fast", "search:2018", "cosine:x", "cosine:-1", [], None, True])
+@pytest.mark.parametrize(
+    "lr", [0, -1.0, math.nan, math.inf, "fast", "search:2018", "cosine:x", "cosine:-1", [], None, True, [0.5, True]]
+)
 def test_nonsense_is_refused_with_what_was_expected(lr: object) -> None:
     with pytest.raises(ConfigError, match="learning rate|lr|positive number"):
         schedule(lr)

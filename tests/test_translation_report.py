@@ -110,6 +110,10 @@ PART = {"name": "bias", "correspondence": "dropped", "why": "", "faithful": Fals
         ({"network": "Net", "rows": "rows"}, "rows"),
         ({"network": "N" * 2001, "rows": []}, "network"),
         ({"network": "Net", "rows": [], "script": "alert(1)"}, "script"),
+        (
+            {"network": "Net", "rows": [], "other_numbers": [{"what": "b", "images": 1, "convnet": 3}]},
+            "other_numbers.0.what",
+        ),
         (plain_report(onload="alert(1)"), "rows.0.onload"),
         (plain_report(parts=[PART | {"onload": "alert(1)"}]), "rows.0.parts.0.onload"),
         (plain_report(parts=[PART | {"correspondence": "<script>"}]), "rows.0.parts.0.correspondence"),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from . import data, kernels, presets, zoo
 from .convnet import ScaledConvNet
+from .data.sets import listed
 from .distributed import local_device
 from .errors import CKNError, ConfigError, DataError, PathError, unknown_name
 from .files import read_text
@@ -57,6 +58,7 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
                 f"validation expected fewer than the {len(train)} images of {whole.name} that are not for testing, got {held_out}"
             )
         train, valid = data.split(train, held_out, settings.training.seed)
+        _require_all_classes(train, whole, held_out)
     elif valid is not None and settings.validation is not None:
         raise ConfigError(
             f"validation is for data without validation images, but {whole.name} has {len(valid)} of its own; leave it out"
@@ -73,6 +75,18 @@ def load_images(settings: Settings, data_dir: str | os.PathLike[str] | None = No
         some = unlabeled = torch.cat([some, further])
     pixels = data.Preprocessing.fit(some, whiten=settings.whiten)
     return Images(train, valid, whole.test, whole.classes, whole.image_shape, pixels, unlabeled)
+
+
+def _require_all_classes(train: data.Part, whole: data.DataSet, held_out: int) -> None:
+    """An error for classes of which all images are held out for validation."""
+    before, after = (torch.bincount(part.labels, minlength=len(whole.classes)) for part in (whole.train, train))
+    lost = [name for name, had, has in zip(whole.classes, before, after, strict=True) if had and not has]
+    if lost:
+        raise ConfigError(
+            f"validation expected to leave training images of every class, but of the {held_out} images that are held out, some "
+            f"are all that {whole.name} has of {'class' if len(lost) == 1 else 'classes'} {listed(lost)}; add images, or hold "
+            "out fewer or none (--validation 0)"
+        )
 
 
 def _for_statistics(train: data.Part) -> Tensor:

@@ -78,7 +78,10 @@ def as_integer(value: Any, least: int | None = None) -> int | None:
 
 def as_real(value: Any) -> float:
     """``value`` as a float, if it is a real number, of NumPy or of Python; else NaN, which no limits hold for. A bool is none."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # of an integer
+        return math.nan
 
 
 def as_integers(values: Iterable[Any], least: int | None = None) -> tuple[int, ...] | None:

@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, DataError
+from .errors import ConfigError, DataError, PathError
 from .memory import most_memory
 
 #: how the name of a file ends that was not moved to its place yet
@@ -68,7 +68,9 @@ def check_parent(path: Path) -> Path:
     """
     folder = path.parent
     if not folder.exists() and not folder.resolve().is_relative_to(Path.cwd()):
-        raise ConfigError(f"the folder {folder} does not exist; create it first, or choose another place")
+        raise PathError(f"the folder {folder} does not exist; create it first, or choose another place")
+    if folder.exists() and not folder.is_dir():
+        raise PathError(f"cannot write {path}: expected a folder, got the file {folder}; choose another place")
     return path
 
 

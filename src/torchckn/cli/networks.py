@@ -88,11 +88,11 @@ def translate(
     images_named = bool(given.keys() & {"data", "whiten"})
     if shape and images_named:
         raise ConfigError("--input-shape takes the place of a data set; give either --input-shape, or --data and --whiten")
-    ckn = _for_shape(settings, shape) if shape else _for_data(settings, data_dir, may_differ=not images_named)
-    assert ckn.report is not None
     for output in (svg, html, save):
         if output is not None:
             output_file(output)
+    ckn = _for_shape(settings, shape) if shape else _for_data(settings, data_dir, may_differ=not images_named)
+    assert ckn.report is not None
     if strict:
         require_exact(ckn.report)
     if svg:

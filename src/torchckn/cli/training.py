@@ -169,8 +169,8 @@ def _trained(
     generator = torch.Generator().manual_seed(settings.training.seed)
     net = build_network(settings, images, generator, source)
     if isinstance(net, CKN) and net.report:
-        for note in net.report.other_numbers():
-            show(quiet, f"{note}; the kernel network is made for the images")
+        for number in net.report.other_numbers:
+            show(quiet, f"{number.note}; the kernel network is made for the images")
     log = Path(f"{os.path.abspath(folder)}-tensorboard")  # beside the run, whatever it is called: . has no name
     return runs.train(
         net,

@@ -5,6 +5,6 @@
 """
 
 from .report import Report
-from .rows import Part, Row, number_note
+from .rows import OtherNumber, Part, Row
 
-__all__ = ["Part", "Report", "Row", "number_note"]
+__all__ = ["OtherNumber", "Part", "Report", "Row"]

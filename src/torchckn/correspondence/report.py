@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..errors import ConfigError
 from .drawing import to_svg
 from .page import to_html
-from .rows import MOST_ROWS, Row, Text, loss_lines, number_notes
+from .rows import MOST_ENTRIES, MOST_ROWS, OtherNumber, Row, Text, loss_lines
 from .table import ReportTable
 
 
@@ -25,9 +25,11 @@ class Report:
     network: str
     """the name of the ConvNet's class"""
     rows: tuple[Row, ...]
+    other_numbers: tuple[OtherNumber, ...] = ()
+    """of channels or of classes, that the ConvNet was not built for"""
 
     def __post_init__(self) -> None:
-        _checked({"network": self.network, "rows": self.rows})  # so that whatever is saved can be read again
+        _checked(vars(self))  # so that whatever is saved can be read again
 
     def __str__(self) -> str:
         return str(self.table())
@@ -47,10 +49,6 @@ class Report:
         """A line for everything that ``strict=True`` does not accept."""
         return loss_lines(self.rows)
 
-    def other_numbers(self) -> list[str]:
-        """A line for each number, of channels or of classes, that the ConvNet was not built for."""
-        return number_notes(self.rows)
-
     def to_html(self, *, expand: bool = False) -> str:
         """The table as HTML, to stand in a page or a notebook by itself; ``expand`` as for :meth:`table`."""
         return str(to_html(self.network, self.rows, expand=expand))
@@ -69,7 +67,7 @@ class Report:
     def from_json(plain: Any) -> Report:
         """The report that :meth:`to_json` wrote. It may come from anybody: what no report has is an error."""
         content = _checked(plain)
-        return Report(content.network, content.rows)
+        return Report(content.network, content.rows, content.other_numbers)
 
 
 class _Content(BaseModel):
@@ -77,6 +75,7 @@ class _Content(BaseModel):
 
     network: Text
     rows: Annotated[tuple[Row, ...], Field(max_length=MOST_ROWS)]
+    other_numbers: Annotated[tuple[OtherNumber, ...], Field(max_length=MOST_ENTRIES)] = ()
 
 
 def _checked(plain: Any) -> _Content:

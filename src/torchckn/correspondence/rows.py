@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -35,6 +35,21 @@ class Part:
     @property
     def note(self) -> str:
         return f"{self.name} {self.correspondence}: {self.why}"
+
+
+@dataclass(frozen=True)
+class OtherNumber:
+    """A number that is another one in the images than the ConvNet was built for."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICTLY
+
+    what: Literal["channels", "classes"]
+    images: Size
+    convnet: Size
+
+    @property
+    def note(self) -> str:
+        return f"number of {self.what}: {self.images} in the images, {self.convnet} in the ConvNet"
 
 
 @dataclass(frozen=True)
@@ -106,19 +121,6 @@ def short_sources(rows: Sequence[Row]) -> list[str]:
     beginning = ".".join([*common, ""])
     short = [row.source.removeprefix(beginning) for row in rows]
     return short if len(set(short)) == len({row.source for row in rows}) else [row.source for row in rows]
-
-
-_NUMBER_OF = "number of "
-
-
-def number_note(what: str, here: int, there: int) -> str:
-    """The reason of a row whose ConvNet was built for another number of channels or classes than there are."""
-    return f"{_NUMBER_OF}{what}: {here} in the images, {there} in the ConvNet"
-
-
-def number_notes(rows: Sequence[Row]) -> list[str]:
-    """All reasons that :func:`number_note` gave, each once."""
-    return [*dict.fromkeys(reason for row in rows for reason in row.reasons if reason.startswith(_NUMBER_OF))]
 
 
 def loss_lines(rows: Sequence[Row]) -> list[str]:

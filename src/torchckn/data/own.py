@@ -82,6 +82,11 @@ def image_files_by_part(folder: Path) -> tuple[list[str], dict[str, dict[Path, i
         files[part] = {
             file: label for label, kind in enumerate(classes) for file in _image_files(place / kind, part == "train")
         }
+        if not files[part]:
+            raise DataError(
+                f"{shown(place)} expected image files ({', '.join(IMAGES)}) in folders of its classes, got none; add images, or "
+                "remove the folder"
+            )
     _warn_of_others(folder, {file for labels in files.values() for file in labels})
     return classes, files
 

@@ -127,7 +127,7 @@ class DataSet:
             return self
         if unknown:
             raise DataError(
-                f"{self.name} expected images of the classes {_listed(classes)}, got {_listed(unknown)}; rename its classes as "
+                f"{self.name} expected images of the classes {listed(classes)}, got {listed(unknown)}; rename its classes as "
                 "those the network was trained on, or remove the others"
             )
         numbers = torch.tensor([classes.index(name) for name in self.classes])
@@ -171,7 +171,8 @@ def _are_numbers(classes: tuple[str, ...]) -> bool:
     return classes == tuple(map(str, range(len(classes))))
 
 
-def _listed(names: Sequence[str], most: int = 10) -> str:
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Names of classes in a message, not too many of them."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} others" if len(names) > most else "")
 
 

@@ -21,6 +21,7 @@ from ..data.augmentation import augment
 from ..data.batches import checked_batch
 from ..distributed import alone, from_first, gathered, summing, total_of_numbers
 from ..errors import ChanceWarning, ConfigError
+from ..formats import percent
 from ..network import Classifier, modes_kept
 from .classifier import LAMBDAS, HeadFit, LambdaScore, fit_classifier
 from .config import TrainConfig
@@ -201,9 +202,9 @@ def _warn_at_chance(accuracy: float, which: str, parts: Sequence[Features], clas
     margin = 2 * math.sqrt(chance * (1 - chance) / images)
     if chance < 1 and images >= _ENOUGH and accuracy <= chance + margin:
         warnings.warn(
-            f"the classifier is not clearly better than chance: {which} accuracy {accuracy:.1%} on {images:.0f} images, of which "
-            f"the largest class has {chance:.1%} (two standard errors are {margin:.1%}). Check that labels and images belong "
-            "together, and that filters were fitted",
+            f"the classifier is not clearly better than chance: {which} accuracy {percent(accuracy)} on {images:.0f} images, of "
+            f"which the largest class has {percent(chance)} (two standard errors are {percent(margin)}). Check that labels and "
+            "images belong together, and that filters were fitted",
             ChanceWarning,
             stacklevel=3,
         )

@@ -140,7 +140,7 @@ def schedule(lr: Any, *, convnet: bool = False) -> Schedule:
     lr = plain(lr)
     if isinstance(lr, (int, float)) and not isinstance(lr, bool):
         return Constant(_positive(lr))
-    if isinstance(lr, tuple) and lr and all(isinstance(value, (int, float)) for value in lr):
+    if isinstance(lr, tuple) and lr and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in lr):
         return Stages(tuple(_positive(value) for value in lr))
     if isinstance(lr, str):
         name, _, number = lr.partition(":")

@@ -77,13 +77,15 @@ class Kernel(nn.Module):
             )
         Kernel._registry[cls.__name__] = cls
         for method, of in _VALID_FOR.items():
-            if any(cls._place_of(other) < cls._place_of(method) for other in of):
+            home, others = cls._home_of(method), [cls._home_of(other) for other in of]
+            known = home.__mro__ if issubclass(home, Kernel) else cls.__mro__[cls.__mro__.index(home) :]
+            if any(other not in known for other in others):
                 setattr(cls, method, getattr(Kernel, method))
 
     @classmethod
-    def _place_of(cls, name: str) -> int:
-        """The place, in the order of inheritance, of the class that defines ``name``."""
-        return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))
+    def _home_of(cls, name: str) -> type:
+        """The first class, in the order of inheritance, that defines ``name``."""
+        return next(base for base in cls.__mro__ if name in vars(base))
 
     def kappa(self, t: Tensor) -> Tensor:
         """Elementwise kappa of cosines ``t``: differentiable, value and gradient finite on all of [-1, 1]."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .devices import own_precision
 from .direct import (
     Patches,
     convolution_gradients,
@@ -63,7 +64,8 @@ def gradient_of_filters(
         g, images, filters = _cast(precision, of_responses, x, weight)
         return filter_gradient(g, images, filters, patches.geometry, unit)
     pairs = zip(_rows(of_responses).split(unit), _rows(x).split(unit), strict=True)
-    return _images(sum_in_double(of_some.T @ some for of_some, some in pairs), weight.shape)
+    with own_precision(x.device):  # a backward pass may be within autocast, too
+        return _images(sum_in_double(of_some.T @ some for of_some, some in pairs), weight.shape)
 
 
 def _cast(precision: Precision, *tensors: Tensor) -> tuple[Tensor, ...]:

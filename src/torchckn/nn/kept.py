@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from ..kernels import Kernel
@@ -56,8 +57,8 @@ class _Same:
 def contents_of(kernel: Kernel) -> tuple[object, list[Tensor]]:
     """All that the values of a kernel may depend on: settings, and tensors.
 
-    These are the attributes of the kernel and of kernels within it: numbers, texts and containers of these by their values, so
-    that a change in place is seen as well; anything else by its identity.
+    These are the attributes of the kernel and of kernels within it: numbers, texts, arrays and containers of these by their
+    values, so that a change in place is seen as well; anything else by its identity.
     """
     tensors: list[Tensor] = []
     # A kernel has no others within it, as a rule, and listing them takes time.
@@ -80,6 +81,8 @@ def _contents(value: object, tensors: list[Tensor]) -> object:
     if isinstance(value, Tensor):
         tensors.append(value)
         return Tensor
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.dtype, value.shape, value.tobytes()
     if isinstance(value, Mapping):
         return type(value), _each(value.keys(), tensors), _each(value.values(), tensors)
     if isinstance(value, (list, tuple)):

@@ -129,7 +129,7 @@ def translate(
     if features == Graph.input:
         raise TranslationError(f"{type(net).__name__} has no layer before its classifier: there is nothing to translate")
     nodes = builder.used_nodes(features)
-    report = Report(type(net).__name__, builder.finished_rows(nodes))
+    report = Report(type(net).__name__, builder.finished_rows(nodes), tuple(builder.other_numbers))
     if strict:
         require_exact(report)
     example = example_tensor(net)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from torch import Size, Tensor
 
 from ..choices import Correspondence
-from ..correspondence import Row
+from ..correspondence import OtherNumber, Row
 from ..errors import TranslationError
 from ..graph import Conv, DirectSum, Flatten, Graph, KernelNode, Node, SelectChannels, ShuffleChannels
 from ..kernels import Kernel, Linear
@@ -29,6 +29,7 @@ class Builder:
         self.look = look
         self.nodes: dict[str, Node] = {}
         self.rows: list[Row] = []
+        self.other_numbers: list[OtherNumber] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
         #: whether the ConvNet uses some weights twice: branches may then depend on each other
         self.shares_weights = False
@@ -74,6 +75,12 @@ class Builder:
             if row.layer == layer and not row.kernel:
                 changed = row.correspondence if correspondence is None else correspondence
                 self.rows[i] = dataclasses.replace(row, correspondence=changed, reasons=(*row.reasons, reason))
+
+    def notice(self, number: OtherNumber) -> str:
+        """Add a number to the report. Returns what it says about operations that have another one."""
+        if number not in self.other_numbers:
+            self.other_numbers.append(number)
+        return number.note
 
     def uses_again(self, weights: Sequence[Tensor], name: str) -> bool:
         """Whether any of these weights has been used by an operation of another name."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..correspondence import Row, number_note
+from ..correspondence import OtherNumber, Row
 from ..errors import TranslationError
 from ..graph import Dense, Graph
 from .assembly import Builder
@@ -182,7 +182,7 @@ def make_head(traced: Trace, values: dict[str, Value], builder: Builder, classes
         name = last.pending.name
         reasons = ["the last linear layer is the classifier, trained on the features"]
         if classes not in (None, last.width):
-            reasons.append(number_note("classes", classes, last.width))
+            reasons.append(builder.notice(OtherNumber("classes", classes, last.width)))
         builder.rows = [
             # The head has a bias, so the one that was there is not lost.
             dataclasses.replace(

@@ -11,7 +11,7 @@ from torch import nn
 
 from ... import zoo
 from ...choices import Border
-from ...correspondence import number_note
+from ...correspondence import OtherNumber
 from ...graph import Conv, Dense, Graph, Local, Pad, Window
 from ...nn.geometry import Pair
 from ..builder import Step, Value
@@ -40,7 +40,7 @@ def convolution(step: Step) -> Value:
     if isinstance(step.module, zoo.MaskedConv2d):
         inexact.append("the complete connection scheme replaces the incomplete one, as in the paper")
     if step.input.node == Graph.input and step.input.width != step.input.shape[0]:
-        inexact.append(number_note("channels", step.input.shape[0], step.input.width))
+        inexact.append(step.builder.notice(OtherNumber("channels", step.input.shape[0], step.input.width)))
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     conv = Conv(step.name, filters=filters, kernel_size=(size[0], size[1]), **geometry)
     return step.layer(conv, "projection onto one subspace for all positions", source=source, inexact=inexact)
