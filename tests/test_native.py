@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchckn import CKN
 from torchckn.errors import DataError
 from torchckn.graph import Conv, Graph, Product
-from torchckn.kernels import ArcCosine, Dual, Kernel, RBFSphere
+from torchckn.kernels import ArcCosine, Dual, Kernel, Linear, RBFSphere
 from torchckn.nn import KernelConv2d, native
 from torchckn.nn.functional import kernel_conv2d
 from torchckn.nn.fused import applies
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain layer is used and tested")
 
-COMPILED = [RBFSphere(0.6), RBFSphere(0.1), ArcCosine(1), ArcCosine(2)]
+COMPILED = [RBFSphere(0.6), RBFSphere(0.1), ArcCosine(1), ArcCosine(2), Linear()]
 
 
 def layer_and_gradients(
@@ -133,6 +133,21 @@ def test_results_do_not_depend_on_the_number_of_threads(generator: torch.Generat
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in gradients[1:] for a, b in zip(gradients[0], other, strict=True))
+
+
+@pytest.mark.parametrize("filters", [8, 40])
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_a_linear_layer_takes_patches_whose_squared_norms_are_no_numbers(
+    filters: int, scale: float, generator: torch.Generator
+) -> None:
+    x = torch.randn(2, 1, 9, 8, generator=generator)
+    layer = KernelConv2d(1, filters, 3, kernel=Linear(), pool=nn.AvgPool2d(2), generator=generator)
+    leaf = (scale * x).requires_grad_()
+    out = layer(leaf)
+    torch.testing.assert_close(out / scale, layer(x), rtol=1e-4, atol=1e-5)
+    (of_x,) = torch.autograd.grad(out.sum(), leaf)
+    expected = torch.autograd.grad(layer(x.requires_grad_()).sum(), x)
+    torch.testing.assert_close(of_x, *expected)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

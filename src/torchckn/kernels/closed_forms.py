@@ -25,6 +25,9 @@ class Linear(Kernel):
             return super().map(responses, squared_norms)
         return responses  # |x| <w, x> / |x|: the norms cancel
 
+    def native(self) -> tuple[str, tuple[float, ...]] | None:
+        return ("linear", ()) if self.degree == 1 else None
+
     def random_features(self, responses: Tensor, squared_norms: Tensor, phases: Tensor) -> Tensor:
         return responses
 

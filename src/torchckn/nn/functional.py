@@ -213,19 +213,22 @@ def kernel_conv2d(
         x, stride = x[:, :, :: stride[0], :: stride[1]], (1, 1)
     x = fast_layout(x)
     geometry = Geometry(stride, padding, dilation)
-    if type(kernel).map is Linear.map and kernel.degree == 1:  # |x| <w, x> / |x|: the norms cancel
-        values = x if weight is None else conv2d(x, weight, geometry, groups)
-    elif applies(x, kernel, groups):
-        kernel_size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
+    kernel_size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
+    norms_cancel = type(kernel).map is Linear.map and kernel.degree == 1  # |x| <w, x> / |x|
+    is_fused = applies(x, kernel, groups)
+    if is_fused:
         window = window_of(pool, patches_of(x.shape, kernel_size, geometry).output)
         uniform = uniform_root and not root.requires_grad
         if window and root.ndim == 2 and (uniform or len(root) <= native.WIDEST) and root.dtype == x.dtype:
             return fused_conv2d(x, weight, root, kernel, geometry, window, uniform)
+        is_fused = not norms_cancel or window not in (None, (1, 1))  # else nothing follows the convolution
+    if is_fused:
         values = fused_conv2d(x, weight, None, kernel, geometry, window or (1, 1))
         pool = None if window else pool
+    elif norms_cancel:
+        values = x if weight is None else conv2d(x, weight, geometry, groups)
     else:
         responses = x if weight is None else conv2d(x, weight, geometry, groups)
-        kernel_size = (1, 1) if weight is None else (weight.shape[2], weight.shape[3])
         # Each group of channels is treated as a separate image: (N groups, C / groups, H, W)
         squares = patch_squares(_split(x, groups), kernel_size, *geometry)
         values = kernel.map(_split(responses, groups), squares, inplace=weight is not None)

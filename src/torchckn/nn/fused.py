@@ -154,7 +154,8 @@ def _forward(
         buffers = (native.address(tensor) for tensor in (x, weight, root, pixels, squares, responses, out))
         native.call("direct_forward", *about, patches.numbers, *buffers)
     else:
-        native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
+        if about[0] != native.LINEAR:
+            native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
         responses = x if weight is None else convolution(x, weight, patches)
         native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
     result = out.permute(0, 3, 1, 2)
@@ -193,7 +194,8 @@ class _FusedConv(torch.autograd.Function):
             ctx.is_used = used_again
             size = len(x), *ctx.patches.output, grad.shape[1]
             of_responses = responses if used_again else x.new_empty(size).permute(0, 3, 1, 2)
-        of_squares = torch.empty_like(squares) if need_x or need_number else None
+        through_norms = need_x and ctx.about[0] != native.LINEAR
+        of_squares = torch.empty_like(squares) if through_norms or need_number else None
         of_root = torch.empty_like(root, dtype=wide) if need_root else None  # the roots of identity layers need none
         of_weight = torch.empty_like(weight, dtype=wide) if direct else None
         inputs = tuple(native.address(tensor) for tensor in (responses, squares, root, grad))
@@ -213,7 +215,7 @@ class _FusedConv(torch.autograd.Function):
             if need_weight and not direct:
                 of_weight = gradient_of_filters(of_responses, x, weight, ctx.patches, ctx.unit)
             of_x = gradient_of_images(of_responses, x, weight, ctx.patches, ctx.unit) if need_x else None
-        if need_x:
+        if through_norms:
             assert of_squares is not None
             pixels = of_squares if ctx.patches.are_pixels else x.new_empty(len(x), *x.shape[2:])
             buffers = (native.address(tensor) for tensor in (x, of_squares, pixels, of_x))

@@ -43,7 +43,9 @@ _FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trappin
 _WIDE = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
 
 #: kernels that layer.cpp has, in its order
-KERNELS = ("rbf", "arc_cosine_1", "arc_cosine_2")
+KERNELS = ("rbf", "arc_cosine_1", "arc_cosine_2", "linear")
+#: the one whose values need no norms of patches: n (r / n) = r
+LINEAR = KERNELS.index("linear")
 #: filters of a layer whose projection layer.cpp multiplies by itself; beyond, a library for matrices is faster
 WIDEST = 32
 

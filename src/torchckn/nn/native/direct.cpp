@@ -48,7 +48,7 @@ struct Group {
   long output(const Map &map) const { return (image * map.rows + first) * map.columns; }
 };
 
-/* The layer, and the squared norms of its patches on the way. */
+/* The layer, and the squared norms of its patches on the way, unless they cancel. */
 template <class Kappa>
 static Status forward(const Map &map, const Patches &p, const float *x, const float *packed, const float *given, float *pixels,
                       float *squares, float *responses, float *out, int threads) {
@@ -70,7 +70,7 @@ static Status forward(const Map &map, const Patches &p, const float *x, const fl
     float *own = tiles + TILE * filters;
     for (long i = p.n * part / parts; i < p.n * (part + 1) / parts; i++) {
       const float *image = x + i * p.h * p.w * p.channels;
-      image_squares(p, image, pixels + i * p.h * p.w, squares + i * p.rows * p.columns, line);
+      if (!Kappa::norms_cancel) image_squares(p, image, pixels + i * p.h * p.w, squares + i * p.rows * p.columns, line);
       image = frame.of(image, buffer);
       for (long index = i * groups.of_image; index < (i + 1) * groups.of_image; index++) {
         const Group group(map, groups, index);
@@ -78,7 +78,7 @@ static Status forward(const Map &map, const Patches &p, const float *x, const fl
         float *to = responses ? responses + group.position * filters : own;
         Rows{from, row, p.stride_w * p.channels, taps, offsets, packed, to, filters, group.rows * map.window_h, map.w}.respond();
         const Map here = map.some_rows(group.rows, group.position, to);
-        const Norms norms(here, 0, here.h * here.w, of_norms);
+        const Norms norms(here, 0, here.h * here.w, of_norms, Kappa::norms_cancel);
         Walk walk(here, 0);
         outputs_of<Kappa>(here, root, norms, walk, here.outputs, out + group.output(map) * filters, tiles);
       }
@@ -133,7 +133,7 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
               .respond();
         const float *responses = map.responses ? map.responses + group.position * filters : recomputed;
         const Map here = map.some_rows(group.rows, group.position, responses);
-        const Norms norms(here, 0, here.h * here.w, of_norms);
+        const Norms norms(here, 0, here.h * here.w, of_norms, Kappa::norms_cancel);
         Walk walk(here, 0);
         float *to = of_responses ? of_responses + group.position * filters : own; /* `own` stays zero outside of windows */
         gradients_of<Kappa>(here, root, norms, walk, here.outputs, of_out + group.output(map) * filters, to,

@@ -20,7 +20,7 @@ static Status forward(const Map &map, const float *given, float *out, int thread
       failed = true;
       continue;
     }
-    const Norms norms(map, walk.position, positions, buffer);
+    const Norms norms(map, walk.position, positions, buffer, Kappa::norms_cancel);
     outputs_of<Kappa>(map, root, norms, walk, end - begin, out + begin * map.filters, buffer + 3 * positions);
     free(buffer);
   }
@@ -49,7 +49,7 @@ static Status backward(const Map &map, const float *given, const float *of_out, 
         failed = true;
         continue;
       }
-      const Norms norms(map, walk.position, positions, buffer);
+      const Norms norms(map, walk.position, positions, buffer, Kappa::norms_cancel);
       gradients_of<Kappa>(map, root, norms, walk, end - begin, of_out + begin * map.filters, of_responses, of_squares,
                           sums ? sums + (part - first) * filters * padded : nullptr, buffer + 3 * positions);
       free(buffer);

@@ -56,6 +56,7 @@ INLINE float acos_(float t) { /* asin by a polynomial of Cephes up to 1/2; above
 /* kappa(t) and kappa'(t) of each kernel, from its numbers. In the order of KERNELS in __init__.py. */
 
 struct Rbf { /* numbers: 1 / sigma^2 */
+  static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *numbers, float &value, float &slope) {
     const float scale = numbers[0] * 1.44269504f;
     value = exp2_(scale * t - scale);
@@ -64,6 +65,7 @@ struct Rbf { /* numbers: 1 / sigma^2 */
 };
 
 struct ArcCosine1 {
+  static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *, float &value, float &slope) {
     t = t < -1 ? -1 : t > 1 ? 1 : t;
     float supplement = PI - acos_(t);
@@ -73,12 +75,18 @@ struct ArcCosine1 {
 };
 
 struct ArcCosine2 {
+  static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *, float &value, float &slope) {
     t = t < -1 ? -1 : t > 1 ? 1 : t;
     float supplement = PI - acos_(t), sine = sqrtf((1 - t) * (1 + t));
     value = (supplement * (1 + 2 * t * t) + 3 * sine * t) * (1 / (3 * PI));
     slope = (sine + supplement * t) * (4 / (3 * PI));
   }
+};
+
+struct Linear { /* n (r / n) = r, so all norms may be 1 */
+  static constexpr bool norms_cancel = true;
+  INLINE void at(float t, const float *, float &value, float &slope) { value = t, slope = 1; }
 };
 
 /* |x|^2 of each pixel, with a fixed number of channels where there are few. */
@@ -165,11 +173,15 @@ struct Norms {
   float *inverse, *scale, *lower;
 
   /* of `count` positions, in a buffer that has room for three numbers of each */
-  Norms(const Map &map, long first, long count, float *buffer)
+  Norms(const Map &map, long first, long count, float *buffer, bool cancel)
       : first(first), inverse(buffer), scale(buffer + count), lower(buffer + 2 * count) {
     const float *__restrict squares = map.squares + first;
     float *__restrict inverse = this->inverse, *__restrict scale = this->scale, *__restrict lower = this->lower;
     const float share = map.share;
+    if (cancel) {
+      for (long i = 0; i < count; i++) inverse[i] = 1, scale[i] = lower[i] = share;
+      return;
+    }
     SIMD for (long i = 0; i < count; i++) {
       const bool zero = squares[i] <= TINY; /* its value is 0, or kappa(0) if the degree is 0; it has no gradient */
       const float norm = sqrtf(squares[i]);
@@ -341,5 +353,6 @@ static void add_up(const Map &map, const float *sums, long parts, double *of_roo
     case 0: return function<Rbf>(__VA_ARGS__);               \
     case 1: return function<ArcCosine1>(__VA_ARGS__);        \
     case 2: return function<ArcCosine2>(__VA_ARGS__);        \
+    case 3: return function<Linear>(__VA_ARGS__);            \
     default: return UNKNOWN_KERNEL;                          \
   }
