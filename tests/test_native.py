@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from torchckn import CKN
 from torchckn.errors import DataError
 from torchckn.graph import Conv, Graph
 from torchckn.kernels import ArcCosine, Kernel, Linear, RBFSphere
-from torchckn.nn import KernelConv2d, native
+from torchckn.nn import GaussianPool2d, KernelConv2d, native
+from torchckn.nn.direct import Geometry
 from torchckn.nn.functional import kernel_conv2d
-from torchckn.nn.fused import applies
+from torchckn.nn.fused import applies, fused_conv2d
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain layer is used and tested")
 
@@ -55,7 +57,7 @@ def assert_same(left: list[Tensor], right: list[Tensor], tolerance: float = 2e-5
     stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    pool=st.sampled_from([None, 2, 3, "overlapping", "global"]),
+    pool=st.sampled_from([None, 2, 3, "overlapping", "global", "Gaussian", "wide Gaussian"]),
     blank=st.booleans(),
     seed=st.integers(0, 2**16),
 )
@@ -69,7 +71,12 @@ def test_the_compiled_layer_equals_the_plain_one_in_double_precision(
     weight = torch.randn(filters, channels, *kernel_size, generator=generator, dtype=torch.float64)
     weight = weight / weight.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
     root = torch.randn(filters, filters, generator=generator, dtype=torch.float64)
-    pools = {"overlapping": nn.AvgPool2d(2, 1), "global": nn.AdaptiveAvgPool2d(1)}
+    pools = {
+        "overlapping": nn.AvgPool2d(2, 1),
+        "global": nn.AdaptiveAvgPool2d(1),
+        "Gaussian": GaussianPool2d(2),
+        "wide Gaussian": GaussianPool2d(1, 3.0, 8, 5),  # some windows have no position of a small map
+    }
     spread = [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, p, d, k, s in zip(size, padding, dilation, kernel_size, stride, strict=True)
@@ -117,20 +124,41 @@ def test_any_memory_layout_gives_the_same_numbers(generator: torch.Generator) ->
     torch.testing.assert_close(layer(expanded), layer(expanded.clone()))
 
 
-def test_results_do_not_depend_on_the_number_of_threads(generator: torch.Generator) -> None:
-    layer = KernelConv2d(3, 16, 3, pool=nn.AvgPool2d(2), generator=generator)
-    x = torch.randn(9, 3, 20, 20, generator=generator, requires_grad=True)
-    before, gradients = torch.get_num_threads(), []
-    weight, root = layer.weight.detach().requires_grad_(), layer.projection().detach().requires_grad_()
+def on_one_to_three_threads(compute: Callable[[], list[Tensor]]) -> list[list[Tensor]]:
+    before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            out = kernel_conv2d(x, None, root[:3, :3], layer.kernel)
-            out = kernel_conv2d(out, weight, root, layer.kernel, pool=layer.pool)
-            gradients.append([out.detach(), *torch.autograd.grad(out.square().sum(), (root,))])
+            results.append(compute())
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for other in gradients[1:] for a, b in zip(gradients[0], other, strict=True))
+    return results
+
+
+def test_results_do_not_depend_on_the_number_of_threads(generator: torch.Generator) -> None:
+    layer = KernelConv2d(3, 16, 3, pool=nn.AvgPool2d(2), generator=generator)
+    x = torch.randn(9, 3, 20, 20, generator=generator, requires_grad=True)
+    weight, root = layer.weight.detach().requires_grad_(), layer.projection().detach().requires_grad_()
+
+    def compute() -> list[Tensor]:
+        out = kernel_conv2d(x, None, root[:3, :3], layer.kernel)
+        out = kernel_conv2d(out, weight, root, layer.kernel, pool=layer.pool)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), (root,))]  # of the filters: by a library
+
+    first, *others = on_one_to_three_threads(compute)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("images", [1, 9])  # a single one is cut into bands
+def test_results_of_gaussian_pooling_do_not_depend_on_the_number_of_threads(images: int, generator: torch.Generator) -> None:
+    x = torch.randn(images, 40, 20, 17, generator=generator, requires_grad=True)
+
+    def compute() -> list[Tensor]:
+        out = fused_conv2d(x, None, None, RBFSphere(0.6), Geometry((1, 1), (0, 0), (1, 1)), GaussianPool2d(2))
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), (x,))]
+
+    first, *others = on_one_to_three_threads(compute)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("filters", [8, 40])

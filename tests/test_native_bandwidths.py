@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from torchckn.kernels import RBFSphere
-from torchckn.nn import native
+from torchckn.nn import GaussianPool2d, native
 from torchckn.nn.functional import kernel_conv2d
 
 from .test_native import assert_same
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compile
     channels=st.sampled_from([1, 8, 40]),
     filters=st.sampled_from([5, 8, 32, 40]),
     kernel_size=st.integers(1, 3),
-    pool=st.sampled_from([None, nn.AvgPool2d(2), nn.AvgPool2d(2, 1)]),
+    pool=st.sampled_from([None, nn.AvgPool2d(2), nn.AvgPool2d(2, 1), GaussianPool2d(2)]),
     needed=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     blank=st.booleans(),
     seed=st.integers(0, 2**16),

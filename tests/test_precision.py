@@ -125,11 +125,14 @@ compiled = pytest.mark.skipif(native.library() is None, reason="no C++ compiler:
 
 
 @compiled
-@pytest.mark.parametrize("kernel", [RBFSphere(0.6), RBFSphere(0.6, trainable=True), ArcCosine(1)], ids=str)
+@pytest.mark.parametrize("kernel", [RBFSphere(0.6), RBFSphere(0.6, trainable=True), ArcCosine(1), ArcCosine(2)], ids=str)
+@pytest.mark.parametrize("pool", [None, nn.AvgPool2d(2), GaussianPool2d(2)], ids=str)
 def test_on_a_cpu_the_layer_stays_compiled_and_its_convolutions_alone_are_rounded(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+    kernel: Kernel, pool: nn.Module | None, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
-    layer = KernelConv2d(33, 40, 3, padding=1, kernel=kernel, generator=generator)  # too wide for convolutions of our own
+    layer = KernelConv2d(
+        33, 40, 3, padding=1, kernel=kernel, pool=pool, generator=generator
+    )  # too wide for convolutions of our own
     x, weight = torch.randn(4, 33, 6, 6, generator=generator), layer.weight.detach()
     seen: list[torch.dtype] = []
     for name in ("convolve", "convolution_gradients", "filter_gradient"):
@@ -150,7 +153,8 @@ def test_on_a_cpu_the_layer_stays_compiled_and_its_convolutions_alone_are_rounde
     with torch.no_grad():
         responses = F.conv2d(x.bfloat16(), weight.bfloat16(), padding=1).float()
         squares = patch_squares(x, (3, 3), (1, 1), (1, 1), (1, 1))
-        expected = torch.einsum("fg,nghw->nfhw", layer.projection(), kernel.map(responses, squares))
+        values = kernel.map(responses, squares)
+        expected = torch.einsum("fg,nghw->nfhw", layer.projection(), pool(values) if pool else values)
     torch.testing.assert_close(rounded[0], expected, rtol=1e-4, atol=1e-4)
     assert len(exact) == len(rounded)
     for own, other in zip(exact, rounded, strict=True):

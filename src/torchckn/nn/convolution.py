@@ -6,7 +6,8 @@ Where each image is one patch, as in the last layers of a LeNet, these are produ
 convolutions take several times as long. All images and responses are channels last; G is the gradient of R.
 
 With a ``precision`` (mixed precision, :func:`torchckn.nn.devices.autocast`), what a library of convolutions computes is computed
-in that dtype, and rounded to it; products of matrices and our own code stay in float32, as fast as there.
+in that dtype, and rounded to it; products of matrices and our own code stay in float32, as fast as there. Responses and their
+gradient stay in bfloat16, which the compiled layer can read and write: converting them would take longer than computing them.
 
 Read first: :mod:`torchckn.nn.direct`, :mod:`torchckn.nn.sums`. Read next: :mod:`torchckn.nn.fused`.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import native
 from .devices import own_precision
 from .direct import (
     Patches,
@@ -34,11 +36,12 @@ Precision = torch.dtype | None
 
 
 def convolution(x: Tensor, weight: Tensor, patches: Patches, precision: Precision = None) -> Tensor:
-    """Responses to filters (f, C, kh, kw): (N, f, H', W')"""
+    """Responses to filters (f, C, kh, kw), in one of ``native.RESPONSES``: (N, f, H', W')"""
     if patches.are_images:
         return products_in_units(_rows(x), _rows(weight).T, current_unit() or len(x))[:, :, None, None]
     images, filters = _cast(precision, x, weight)
-    return dense(convolve(images, filters, *patches.geometry).to(x.dtype))
+    responses = convolve(images, filters, *patches.geometry)
+    return dense(responses if responses.dtype in native.RESPONSES else responses.to(x.dtype))
 
 
 def gradient_of_images(
@@ -48,8 +51,9 @@ def gradient_of_images(
     if patches.are_images:
         return _images(products_in_units(_rows(of_responses), _rows(weight), unit or len(x)), x.shape)
     if images_are_direct(weight, patches):
-        return direct_gradient_of_images(of_responses, x, weight, patches)
-    g, images, filters = _cast(precision, of_responses, x, weight)
+        return direct_gradient_of_images(of_responses.to(x.dtype), x, weight, patches)
+    g, filters = _cast(precision, of_responses, weight)
+    images = x if precision is None else torch.empty_like(x, dtype=precision)  # only their shape matters
     return dense(convolution_gradients(g, images, filters, patches.geometry, (True, False))[0].to(x.dtype))
 
 
@@ -59,7 +63,7 @@ def gradient_of_filters(
     """The sum over all images; those over a unit of them in single precision, all others in double precision."""
     unit = unit or len(x)
     if filters_are_direct(weight, patches):
-        return direct_gradient_of_filters(of_responses, x, weight, patches)
+        return direct_gradient_of_filters(of_responses.to(x.dtype), x, weight, patches)
     if not patches.are_images:
         g, images, filters = _cast(precision, of_responses, x, weight)
         return filter_gradient(g, images, filters, patches.geometry, unit)

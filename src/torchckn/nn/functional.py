@@ -35,7 +35,7 @@ from ..tracing import is_traced
 from . import native
 from .devices import computes_wide, is_mixed, own_precision, prefers_channels_last, wide_dtype
 from .direct import Geometry, patches_of
-from .fused import applies, fused_conv2d, window_of
+from .fused import applies, fused_conv2d, weighted_average, window_of
 from .geometry import Pair, convolve
 from .invsqrt import Spectrum, inverse_sqrt, precomputed_inverse_sqrt, resolve_method
 from .sums import conv2d, linear
@@ -213,14 +213,16 @@ def kernel_conv2d(
     norms_cancel = type(kernel).map is Linear.map and kernel.degree == 1  # |x| <w, x> / |x|
     is_fused = applies(x, kernel, groups)
     if is_fused:
-        window = window_of(pool, patches_of(x.shape, kernel_size, geometry).output)
+        patches = patches_of(x.shape, kernel_size, geometry)
+        window = window_of(pool, patches.output)
         uniform = uniform_root and not root.requires_grad
         if window and root.ndim == 2 and (uniform or len(root) <= native.WIDEST) and root.dtype == x.dtype:
             return fused_conv2d(x, weight, root, kernel, geometry, window, uniform)
-        is_fused = not norms_cancel or window not in (None, (1, 1))  # else nothing follows the convolution
+        pooling = window or weighted_average(pool, weight, patches)
+        is_fused = not norms_cancel or pooling not in (None, (1, 1))  # else nothing follows the convolution
     if is_fused:
-        values = fused_conv2d(x, weight, None, kernel, geometry, window or (1, 1))
-        pool = None if window else pool
+        values = fused_conv2d(x, weight, None, kernel, geometry, pooling or (1, 1))
+        pool = None if pooling else pool
     elif norms_cancel:
         values = x if weight is None else conv2d(x, weight, geometry, groups)
     else:

@@ -28,8 +28,9 @@ from ..tracing import is_recorded
 from . import native
 from .convolution import convolution, gradient_of_filters, gradient_of_images
 from .devices import precision_of_convolutions, wide_dtype
-from .direct import Geometry, dense, integers, is_cheap, is_direct, patches_of
+from .direct import Geometry, Patches, dense, integers, is_cheap, is_direct, patches_of
 from .geometry import Pair
+from .pooling import GaussianPool2d
 from .sums import Sink, add_or_return, current_unit, sink_of
 from .walk import is_trained
 
@@ -56,7 +57,7 @@ def window_of(pool: object, size: Pair) -> Pair | None:
     """The window of a pooling that averages windows which do not overlap, of maps of this size; None for any other."""
     if pool is None:
         return 1, 1
-    if isinstance(pool, nn.Module) and (pool._forward_hooks or pool._forward_pre_hooks):  # which are to be called
+    if _has_hooks(pool):
         return None
     if type(pool) is nn.AdaptiveAvgPool2d:
         return size if pool.output_size in (1, (1, 1)) else None
@@ -65,6 +66,18 @@ def window_of(pool: object, size: Pair) -> Pair | None:
     given = (pool.kernel_size, pool.stride, pool.padding)
     window, stride, padding = (tuple(v) if isinstance(v, (tuple, list)) else (v, v) for v in given)
     return (window[0], window[1]) if window == stride and padding == (0, 0) else None
+
+
+def weighted_average(pool: object, weight: Tensor | None, patches: Patches) -> GaussianPool2d | None:
+    """The pooling, if it can be in the same pass as the kernel values of wide layers; None for any other."""
+    if type(pool) is not GaussianPool2d or _has_hooks(pool) or (weight is not None and is_direct(weight, patches)):
+        return None
+    return pool
+
+
+def _has_hooks(pool: object) -> bool:
+    """Whether there are hooks, which are to be called."""
+    return isinstance(pool, nn.Module) and bool(pool._forward_hooks or pool._forward_pre_hooks)
 
 
 def require_window(size: Pair, window: Pair) -> None:
@@ -103,14 +116,16 @@ def fused_conv2d(
     root: Tensor | None,
     kernel: Kernel,
     geometry: Geometry,
-    window: Pair,
+    window: Pair | GaussianPool2d,
     uniform: bool = False,
 ) -> Tensor:
     """A times the pooled kernel values, or the pooled values themselves without a root: (N, f, H', W')
 
     ``weight=None`` stands for filters that are the channels themselves. ``x`` is channels last. A ``uniform`` root has one number
-    on its diagonal and another beside it, so that A v = a v + b sum(v); it has no gradient.
+    on its diagonal and another beside it, so that A v = a v + b sum(v); it has no gradient. ``window``: of a pooling with equal
+    weights; or a pooling with others (:func:`weighted_average`), without a root.
     """
+    assert root is None or isinstance(window, tuple)
     _require_match(x, weight, root, geometry)
     if torch.is_grad_enabled():
         sinks = sink_of(weight), sink_of(root)
@@ -126,7 +141,7 @@ def _forward(
     number: Tensor | None,
     kernel: Kernel,
     geometry: Geometry,
-    window: Pair,
+    window: Pair | GaussianPool2d,
     uniform: bool,
     sinks: tuple[Sink | None, Sink | None] = (None, None),
 ) -> Tensor:
@@ -137,34 +152,48 @@ def _forward(
     x = dense(x)
     patches = patches_of(x.shape, (1, 1) if weight is None else (weight.shape[2], weight.shape[3]), geometry)
     (rows, columns), filters = patches.output, x.shape[1] if weight is None else len(weight)
-    require_window((rows, columns), window)
+    average: tuple[object, ...] = ()
+    if isinstance(window, GaussianPool2d):
+        output = window.positions(rows), window.positions(columns)
+        about_window = integers(window.kernel_size, window.stride, window.padding, *output)
+        average, window = (about_window, floats(*window.window().tolist())), (1, 1)
+    else:
+        require_window((rows, columns), window)
+        output = rows // window[0], columns // window[1]
     pixels = x.new_empty(len(x), *x.shape[2:])
     squares = pixels if patches.are_pixels else x.new_empty(len(x), rows, columns)
     description = kernel.native()
     assert description is not None
     name, numbers = description
     shape = integers(len(x), rows, columns, filters, *window, kernel.degree, uniform)
-    about = native.KERNELS.index(name), floats(*numbers), shape
+    kind, about = native.KERNELS.index(name), (floats(*numbers), shape)
+    norms_cancel = kind == native.LINEAR
     root = None if root is None else root.contiguous()
     precision = precision_of_convolutions(x.device)
-    out = x.new_empty(len(x), rows // window[0], columns // window[1], filters)
+    out = x.new_empty(len(x), *output, filters)
     responses: Tensor | None
-    if weight is not None and is_direct(weight, patches):
+    if weight is not None and not average and is_direct(weight, patches):
         weight = weight.contiguous()
         kept = ctx is not None and not (ctx.needs_input_grad[1] and is_cheap(weight))  # else they are computed again
         responses = x.new_empty(len(x), rows, columns, filters).permute(0, 3, 1, 2) if kept else None
         buffers = (native.address(tensor) for tensor in (x, weight, root, pixels, squares, responses, out))
-        native.call("direct_forward", *about, patches.numbers, *buffers)
+        native.call("direct_forward", kind, *about, patches.numbers, *buffers)
     else:
-        if about[0] != native.LINEAR:
+        if not norms_cancel:
             native.call("patch_squares", patches.numbers, x.data_ptr(), pixels.data_ptr(), squares.data_ptr())
         responses = x if weight is None else convolution(x, weight, patches, precision)
-        native.call("layer_forward", *about, responses.data_ptr(), squares.data_ptr(), native.address(root), out.data_ptr())
+        kind += len(native.KERNELS) * native.RESPONSES.index(responses.dtype)
+        given = responses.data_ptr(), squares.data_ptr()
+        if average:
+            native.call("weighted_forward", kind, *about, *average, *given, out.data_ptr())
+        else:
+            native.call("layer_forward", kind, *about, *given, native.address(root), out.data_ptr())
     result = out.permute(0, 3, 1, 2)
     if ctx is not None:
         needs_output = ctx.needs_input_grad[3] and not ctx.needs_input_grad[2]
         ctx.save_for_backward(x, weight, root, responses, squares, result if needs_output else None)
-        ctx.about, ctx.patches, ctx.sinks, ctx.is_used, ctx.unit = about, patches, sinks, False, current_unit()
+        ctx.about, ctx.average, ctx.patches, ctx.sinks = (kind, *about), average, patches, sinks
+        ctx.norms_cancel, ctx.is_used, ctx.unit = norms_cancel, False, current_unit()
         ctx.kernel, ctx.number, ctx.precision = kernel, numbers[0] if numbers else 0.0, precision
     return result
 
@@ -182,7 +211,7 @@ class _FusedConv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root, responses, squares, out = ctx.saved_tensors
         need_x, need_weight, need_root, need_number = ctx.needs_input_grad[:4]
-        direct = weight is not None and need_weight and is_direct(weight, ctx.patches)
+        direct = weight is not None and need_weight and not ctx.average and is_direct(weight, ctx.patches)
         wide = wide_dtype(x.device)  # of sums over images
         grad = dense(grad)
         of_responses = None
@@ -195,8 +224,9 @@ class _FusedConv(torch.autograd.Function):
                 )
             ctx.is_used = used_again
             size = len(x), *ctx.patches.output, grad.shape[1]
-            of_responses = responses if used_again else x.new_empty(size).permute(0, 3, 1, 2)
-        through_norms = need_x and ctx.about[0] != native.LINEAR
+            dtype = x.dtype if responses is None else responses.dtype
+            of_responses = responses if used_again else x.new_empty(size, dtype=dtype).permute(0, 3, 1, 2)
+        through_norms = need_x and not ctx.norms_cancel
         of_squares = torch.empty_like(squares) if through_norms or need_number else None
         of_root = torch.empty_like(root, dtype=wide) if need_root else None  # the roots of identity layers need none
         of_weight = torch.empty_like(weight, dtype=wide) if direct else None
@@ -205,6 +235,8 @@ class _FusedConv(torch.autograd.Function):
         if of_weight is not None:
             images = ctx.patches.numbers, x.data_ptr(), weight.data_ptr()
             native.call("direct_backward", *ctx.about, *images, *inputs, *results, of_weight.data_ptr())
+        elif ctx.average:
+            native.call("weighted_backward", *ctx.about, *ctx.average, *inputs[:2], inputs[3], *results[:2])
         else:
             native.call("layer_backward", *ctx.about, *inputs, *results)
         of_number = None

@@ -48,7 +48,7 @@ class GaussianPool2d(nn.Module):
             rows, columns = (self.matrix(n).to(x) for n in x.shape[-2:])
             return rows @ x @ columns.mT
         for size in x.shape[2:]:
-            self._positions(size)
+            self.positions(size)
         channels, window = x.shape[1], self.window().to(x).expand(x.shape[1], 1, 1, -1)
         with own_precision(x.device):  # an average has the dtype of what it averages, as that of nn.AvgPool2d has
             down = convolve(x, window.mT, (self.stride, 1), (self.padding, 0), groups=channels)
@@ -61,13 +61,13 @@ class GaussianPool2d(nn.Module):
 
     def matrix(self, size: int) -> Tensor:
         """The pooling along one axis as a matrix: (output positions, input positions), float64."""
-        first = torch.arange(self._positions(size))[:, None] * self.stride - self.padding
+        first = torch.arange(self.positions(size))[:, None] * self.stride - self.padding
         offset = torch.arange(size) - first  # index of each input position in each window
         inside = (offset >= 0) & (offset < self.kernel_size)
         return self.window()[offset.clamp(0, self.kernel_size - 1)].masked_fill(~inside, 0.0)
 
-    def _positions(self, size: int) -> int:
-        """Number of outputs along an axis."""
+    def positions(self, size: int) -> int:
+        """Number of outputs along an axis of this size."""
         positions = conv_output_size((size, 1), (self.kernel_size, 1), (self.stride, 1), (self.padding, 0), (1, 1))[0]
         if positions < 1:
             raise DataError(f"GaussianPool2d expected at least {self.kernel_size - 2 * self.padding} pixels, got {size}")

@@ -1,10 +1,11 @@
 """The kernel layer as compiled code: float32 on a CPU, in one pass over memory each way.
 
 In plain torch, the map between a layer's convolution and its projection is a sequence of passes over memory, and on a CPU these
-passes cost more than the convolutions of a small network. ``layer.cpp`` makes one of them, and ``direct.cpp`` puts convolutions
-with few channels into it as well; ``conv.cpp`` has gradients of convolutions. They are compiled when they are first needed, which
-takes a few seconds, with the machine's own C++ compiler and for its own processor; the result is kept in the user's cache folder.
-Without a compiler, everything runs in plain torch, with the same numbers up to rounding.
+passes cost more than the convolutions of a small network. ``layer.cpp`` makes one of them, ``weighted.cpp`` does so for Gaussian
+pooling, and ``direct.cpp`` puts convolutions with few channels into it as well; ``conv.cpp`` has gradients of convolutions. They
+are compiled when they are first needed, which takes a few seconds, with the machine's own C++ compiler and for its own processor;
+the result is kept in the user's cache folder. Without a compiler, everything runs in plain torch, with the same numbers up to
+rounding.
 
 One setting decides, the environment variable ``TORCHCKN_NATIVE``: ``auto`` (the default), ``off``, or ``require``, which makes
 it an error if the code cannot be compiled. :func:`status` says what is used. (Not ``torch.compile``: it compiles again for new
@@ -36,16 +37,18 @@ from torch import Tensor, nn
 from ...choices import Native, check_choice
 from ...errors import ConfigError
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("layer.cpp", "direct.cpp", "conv.cpp")]
+_SOURCES = [Path(__file__).with_name(name) for name in ("layer.cpp", "weighted.cpp", "direct.cpp", "conv.cpp")]
 _HEADERS = [Path(__file__).with_name(name) for name in ("common.h", "layer.h", "conv.h")]
 _FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
 #: by default, compilers use half of the registers of AVX-512; compilers that do not know this do without it
 _WIDE = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
 
-#: kernels that layer.cpp has, in its order
+#: kernels that layer.h has, in its order
 KERNELS = ("rbf", "arc_cosine_1", "arc_cosine_2", "linear")
 #: the one whose values need no norms of patches: n (r / n) = r
 LINEAR = KERNELS.index("linear")
+#: types of responses that layer.cpp and weighted.cpp can read and write; kernels of the second type come after all of the first
+RESPONSES = (torch.float32, torch.bfloat16)
 #: filters of a layer whose projection layer.cpp multiplies by itself; beyond, a library for matrices is faster
 WIDEST = 32
 
@@ -100,6 +103,8 @@ def _library() -> ctypes.CDLL | None:
         for name, arguments in (
             ("layer_forward", [number, *[pointer] * 6, number]),
             ("layer_backward", [number, *[pointer] * 9, number]),
+            ("weighted_forward", [number, *[pointer] * 7, number]),
+            ("weighted_backward", [number, *[pointer] * 9, number]),
             ("patch_squares", [*[pointer] * 4, number]),
             ("patch_squares_backward", [*[pointer] * 5, number]),
             ("chain", [pointer, ctypes.c_long, pointer, pointer, number]),

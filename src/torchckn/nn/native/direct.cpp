@@ -131,7 +131,7 @@ static Status backward(const Map &map, const Patches &p, const float *x, const f
         if (!map.responses)
           Rows{from, row, p.stride_w * p.channels, taps, offsets, packed, recomputed, filters, group.rows * map.window_h, map.w}
               .respond();
-        const float *responses = map.responses ? map.responses + group.position * filters : recomputed;
+        const float *responses = map.responses ? (const float *)map.responses + group.position * filters : recomputed;
         const Map here = map.some_rows(group.rows, group.position, responses);
         const Norms norms(here, 0, here.h * here.w, of_norms, Kappa::norms_cancel);
         Walk walk(here, 0);

@@ -29,10 +29,10 @@ static Status forward(const Map &map, const float *given, float *out, int thread
 
 /* The gradients of responses, squares and root (the latter two if asked), from that of out. */
 template <class Kappa>
-static Status backward(const Map &map, const float *given, const float *of_out, float *of_responses, float *of_squares,
+static Status backward(const Map &map, const float *given, const float *of_out, void *of_responses, float *of_squares,
                        double *of_root, int threads) {
   const long filters = map.filters, padded = map.padded, parts = parts_of(map.n), of_image = map.rows * map.columns;
-  clear_outside(map, of_responses, of_squares);
+  clear_outside(map, (typename Kappa::Response *)of_responses, of_squares);
   const Root root(map, given, true);
   float *sums = of_root ? (float *)malloc(PARTS * filters * padded * sizeof(float)) : nullptr;
   if (of_root) memset(of_root, 0, map.filters * map.filters * sizeof(double));
@@ -60,18 +60,18 @@ static Status backward(const Map &map, const float *given, const float *of_out, 
   return failed ? OUT_OF_MEMORY : DONE;
 }
 
-extern "C" int layer_forward(int kind, const float *numbers, const long *shape, const float *responses, const float *squares,
+extern "C" int layer_forward(int kind, const float *numbers, const long *shape, const void *responses, const float *squares,
                              const float *root, float *out, int threads) {
   const Map map(shape, numbers, responses, squares);
-  EACH_KERNEL(forward, map, root, out, threads)
+  EACH_KERNEL_AND_RESPONSE(forward, map, root, out, threads)
 }
 
-extern "C" int layer_backward(int kind, const float *numbers, const long *shape, const float *responses, const float *squares,
-                              const float *root, const float *of_out, float *of_responses, float *of_squares, double *of_root,
+extern "C" int layer_backward(int kind, const float *numbers, const long *shape, const void *responses, const float *squares,
+                              const float *root, const float *of_out, void *of_responses, float *of_squares, double *of_root,
                               int threads) {
   const Map map(shape, numbers, responses, squares);
   if (root && !map.uniform && map.filters > WIDEST) return TOO_WIDE;
-  EACH_KERNEL(backward, map, root, of_out, of_responses, of_squares, of_root, threads)
+  EACH_KERNEL_AND_RESPONSE(backward, map, root, of_out, of_responses, of_squares, of_root, threads)
 }
 
 /* Squared norms of all patches. `pixels` has room for (n, h, w). */

@@ -53,9 +53,30 @@ INLINE float acos_(float t) { /* asin by a polynomial of Cephes up to 1/2; above
   return t < 0 ? PI - arc_cosine : arc_cosine;
 }
 
-/* kappa(t) and kappa'(t) of each kernel, from its numbers. In the order of KERNELS in __init__.py. */
+/* A number rounded to the upper half of its bits, as libraries compute convolutions in mixed precision. */
+struct BFloat16 {
+  uint16_t upper;
+};
+INLINE float wide(float number) { return number; }
+INLINE float wide(BFloat16 number) {
+  const uint32_t bits = (uint32_t)number.upper << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+/* To the nearest number, to the even one of two; a NaN stays one. */
+INLINE void put(float number, float &to) { to = number; }
+INLINE void put(float number, BFloat16 &to) {
+  uint32_t bits;
+  memcpy(&bits, &number, 4);
+  const uint32_t nearest = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+  to.upper = (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : nearest;
+}
+
+/* kappa(t) and kappa'(t) of each kernel, from its numbers. In the order of KERNELS in __init__.py. Response: the type of W E. */
 
 struct Rbf { /* numbers: 1 / sigma^2 */
+  typedef float Response;
   static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *numbers, float &value, float &slope) {
     const float scale = numbers[0] * 1.44269504f;
@@ -65,6 +86,7 @@ struct Rbf { /* numbers: 1 / sigma^2 */
 };
 
 struct ArcCosine1 {
+  typedef float Response;
   static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *, float &value, float &slope) {
     t = t < -1 ? -1 : t > 1 ? 1 : t;
@@ -75,6 +97,7 @@ struct ArcCosine1 {
 };
 
 struct ArcCosine2 {
+  typedef float Response;
   static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *, float &value, float &slope) {
     t = t < -1 ? -1 : t > 1 ? 1 : t;
@@ -85,8 +108,13 @@ struct ArcCosine2 {
 };
 
 struct Linear { /* n (r / n) = r, so all norms may be 1 */
+  typedef float Response;
   static constexpr bool norms_cancel = true;
   INLINE void at(float t, const float *, float &value, float &slope) { value = t, slope = 1; }
+};
+
+template <class Kappa> struct Rounded : Kappa {
+  typedef BFloat16 Response;
 };
 
 /* |x|^2 of each pixel, with a fixed number of channels where there are few. */
@@ -127,11 +155,13 @@ static void image_squares(const Patches &p, const float *x, float *pixels, float
 /* What a pass works on: maps of n images, and windows of positions that are averaged into one output. */
 struct Map {
   long n, h, w, filters, window_h, window_w, degree, uniform; /* the order in which Python passes them */
-  const float *numbers, *responses, *squares;
+  const float *numbers;
+  const void *responses; /* of Kappa::Response */
+  const float *squares;
   long rows, columns, window, outputs, padded;
   float share; /* of a position in the average over its window */
 
-  Map(const long *shape, const float *numbers, const float *responses, const float *squares)
+  Map(const long *shape, const float *numbers, const void *responses, const float *squares)
       : n(shape[0]), h(shape[1]), w(shape[2]), filters(shape[3]), window_h(shape[4]), window_w(shape[5]), degree(shape[6]),
         uniform(shape[7]), numbers(numbers), responses(responses), squares(squares), rows(h / window_h), columns(w / window_w),
         window(window_h * window_w), outputs(n * rows * columns), padded((filters + LANES - 1) / LANES * LANES),
@@ -203,11 +233,12 @@ struct Norms {
 template <class Kappa>
 INLINE void add_values(const Map &map, const long filters, const Norms &norms, long position, bool is_first,
                        float *__restrict values) {
-  const float *__restrict responses = map.responses + position * filters, *__restrict numbers = map.numbers;
+  const auto *__restrict responses = (const typename Kappa::Response *)map.responses + position * filters;
+  const float *__restrict numbers = map.numbers;
   const float inverse = norms.inverse[position - norms.first], scale = norms.scale[position - norms.first];
   SIMD for (long c = 0; c < filters; c++) {
     float value, slope;
-    Kappa::at(responses[c] * inverse, numbers, value, slope);
+    Kappa::at(wide(responses[c]) * inverse, numbers, value, slope);
     values[c] = (is_first ? 0 : values[c]) + scale * value;
   }
 }
@@ -216,16 +247,18 @@ INLINE void add_values(const Map &map, const long filters, const Norms &norms, l
 take the place of the responses. */
 template <class Kappa>
 INLINE void add_gradients(const Map &map, const long filters, const Norms &norms, long position, bool is_first,
-                          float *__restrict values, const float *__restrict g, float *of_responses, float *__restrict of_squares) {
-  const float *responses = map.responses + position * filters, *__restrict numbers = map.numbers;
+                          float *__restrict values, const float *__restrict g, void *of_responses, float *__restrict of_squares) {
+  const auto *responses = (const typename Kappa::Response *)map.responses + position * filters;
+  auto *to = (typename Kappa::Response *)of_responses + position * filters;
+  const float *__restrict numbers = map.numbers;
   const float inverse = norms.inverse[position - norms.first], scale = norms.scale[position - norms.first];
   const float lower = norms.lower[position - norms.first], degree = map.degree;
   float sum = 0;
   SUM for (long c = 0; c < filters; c++) {
-    float value, slope, t = responses[c] * inverse;
+    float value, slope, t = wide(responses[c]) * inverse;
     Kappa::at(t, numbers, value, slope);
     values[c] = (is_first ? 0 : values[c]) + scale * value;
-    of_responses[position * filters + c] = g[c] * lower * slope;
+    put(g[c] * lower * slope, to[c]);
     sum += g[c] * (degree * value - t * slope);
   }
   if (of_squares) of_squares[position] = 0.5f * lower * inverse * sum;
@@ -235,7 +268,7 @@ INLINE void add_gradients(const Map &map, const long filters, const Norms &norms
 the values, whose rows have no gaps. */
 template <class Kappa, bool gradients>
 INLINE void pooled(const Map &map, const long filters, const long window_h, const long window_w, const Norms &norms, Walk &walk,
-                   long count, float *values, const float *g, long step, float *of_responses, float *of_squares) {
+                   long count, float *values, const float *g, long step, void *of_responses, float *of_squares) {
   for (long i = 0; i < count; i++, walk.next(), values += step, g += gradients ? filters : 0)
     for (long a = 0; a < window_h; a++)
       for (long b = 0; b < window_w; b++) {
@@ -249,7 +282,7 @@ INLINE void pooled(const Map &map, const long filters, const long window_h, cons
 /* The same, with loops of a fixed length for the usual small numbers of filters, and for no pooling. */
 template <class Kappa, bool gradients>
 static void pooled(const Map &map, const Norms &norms, Walk &walk, long count, float *values, const float *g, long step,
-                   float *of_responses, float *of_squares) {
+                   void *of_responses, float *of_squares) {
   const auto with_filters = [&](const long filters) __attribute__((always_inline)) {
     if (map.window == 1) pooled<Kappa, gradients>(map, filters, 1, 1, norms, walk, count, values, g, step, of_responses, of_squares);
     else
@@ -320,7 +353,7 @@ static long tile_of(const Map &map) { return map.filters > WIDEST && !map.unifor
 `sums` (filters, padded); the latter two if asked. The buffer is zero, and has room for 2 tile_of(map) padded numbers. */
 template <class Kappa>
 static void gradients_of(const Map &map, const Root &root, const Norms &norms, Walk &walk, long count, const float *of_out,
-                         float *of_responses, float *of_squares, float *sums, float *buffer) {
+                         void *of_responses, float *of_squares, float *sums, float *buffer) {
   const long filters = map.filters, padded = map.padded, tiles = tile_of(map);
   float *values = buffer, *of_values = values + tiles * padded;
   for (; count > 0; count -= tiles, of_out += tiles * filters) {
@@ -332,11 +365,11 @@ static void gradients_of(const Map &map, const Root &root, const Norms &norms, W
 }
 
 /* Positions that no window contains have no gradient. Those inside windows are not cleared: they may still hold responses. */
-static void clear_outside(const Map &map, float *of_responses, float *of_squares) {
+template <class Response> static void clear_outside(const Map &map, Response *of_responses, float *of_squares) {
   const long inside = map.columns * map.window_w;
   for (long line = 0; line < map.n * map.h; line++) {
     const long first = line % map.h < map.rows * map.window_h ? inside : 0, begin = line * map.w + first, count = map.w - first;
-    if (of_responses) memset(of_responses + begin * map.filters, 0, count * map.filters * sizeof(float));
+    if (of_responses) memset(of_responses + begin * map.filters, 0, count * map.filters * sizeof(Response));
     if (of_squares) memset(of_squares + begin, 0, count * sizeof(float));
   }
 }
@@ -355,4 +388,14 @@ static void add_up(const Map &map, const float *sums, long parts, double *of_roo
     case 2: return function<ArcCosine2>(__VA_ARGS__);        \
     case 3: return function<Linear>(__VA_ARGS__);            \
     default: return UNKNOWN_KERNEL;                          \
+  }
+
+/* The same, also with rounded responses: their kinds come after the others. */
+#define EACH_KERNEL_AND_RESPONSE(function, ...)              \
+  switch (kind) {                                            \
+    case 4: return function<Rounded<Rbf>>(__VA_ARGS__);        \
+    case 5: return function<Rounded<ArcCosine1>>(__VA_ARGS__); \
+    case 6: return function<Rounded<ArcCosine2>>(__VA_ARGS__); \
+    case 7: return function<Rounded<Linear>>(__VA_ARGS__);     \
+    default: EACH_KERNEL(function, __VA_ARGS__)                \
   }
