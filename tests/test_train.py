@@ -131,6 +131,16 @@ def test_bandwidths_are_trained_on_request_and_saved(tmp_path: Path) -> None:
     assert float(trained()[0].layers["conv"].kernel.sigma) == 0.6
 
 
+def test_a_layer_that_is_fixed_keeps_its_bandwidth_as_well() -> None:
+    ckn = network()
+    ckn.layers["conv"].requires_grad_(False)
+    trained(ckn, bandwidths=True)
+    assert float(ckn.layers["conv"].kernel.sigma) == 0.6 != float(ckn.layers["dense"].kernel.sigma)
+    ckn.layers["dense"].requires_grad_(False)
+    with pytest.raises(ConfigError, match="bandwidths=True expected trainable layers"):
+        trained(ckn, bandwidths=True)
+
+
 def test_training_leaves_nothing_behind_but_what_it_trained(tmp_path: Path) -> None:
     ckn = network().eval()
     ckn.layers["dense"].train()

@@ -186,10 +186,13 @@ class CKN(Classifier):
         for name in names:
             if name not in layers:
                 raise unknown_name("layer", name, layers)
-        trained = [layers[name] for name in names if bandwidths and layers[name].init != "identity"]
-        kernels = {layer: layer.kernel for layer in trained if type(layer.kernel) is RBFSphere}
+        trained = [layer for name, layer in layers.items() if bandwidths and name in names and layer.weight.requires_grad]
+        kernels = {layer: layer.kernel for layer in trained if type(layer.kernel) is RBFSphere and layer.init != "identity"}
         if bandwidths and not kernels:
-            raise ConfigError("bandwidths=True expected layers with an RBFSphere kernel, and there is none to train")
+            raise ConfigError(
+                "bandwidths=True expected trainable layers with an RBFSphere kernel, and there are none; layers whose filters "
+                "are fixed keep their bandwidths"
+            )
         fixed = [p for name, layer in layers.items() if name not in names for p in layer.parameters() if p.requires_grad]
         try:
             for layer, kernel in kernels.items():
