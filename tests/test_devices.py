@@ -24,6 +24,7 @@ from torchckn.fit.methods import METHODS, Method, MethodOptions
 from torchckn.fit.schedules import Search
 from torchckn.nn import base, checks, invsqrt
 from torchckn.nn.checks import Deferred, require
+from torchckn.nn.devices import prefers_convolutions
 
 from . import fake_cuda
 from .contracts import KERNELS
@@ -264,3 +265,20 @@ def test_a_learning_rate_that_ruins_the_filters_is_not_taken_and_stops_nothing(c
     rates = Search(first=(2**-6, 2**-7), tries=2)
     result = torchckn.train(net, digits()[0], lr=rates, method_class=RuinsLastStepOfATrial, **options)
     assert [record["lr"] for record in result.history[1:]] == [2**-7, 2**-7]
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "vendor", "expected"),
+    [
+        ("cpu", "AVX512", "AuthenticAMD", True),
+        ("cpu", "AVX512", "GenuineIntel", False),
+        ("cpu", "AVX2", "AuthenticAMD", False),
+        ("cuda", "AVX512", "AuthenticAMD", False),
+    ],
+)
+def test_products_are_convolutions_where_mkl_uses_half_of_a_register(
+    device: str, capability: str, vendor: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: f"vendor_id\t: {vendor}\n")
+    assert prefers_convolutions.__wrapped__(torch.device(device)) is expected

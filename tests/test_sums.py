@@ -93,6 +93,24 @@ def test_the_gradient_by_sums_is_that_of_autograd(kernel: Kernel, dtype: torch.d
             assert (by_sums - expected).norm() <= tolerance * expected.norm(), name
 
 
+@pytest.mark.parametrize("ends", [[], [8, 16]], ids=["whole", "divided"])
+def test_products_of_matrices_may_be_convolutions(ends: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(22, 2, 10, 10, generator=seeded(1))
+    cotangents = torch.randn(22, 6, generator=seeded(2))
+    sums, features = {}, {}
+    for convolved in (False, True):
+        monkeypatch.setattr("torchckn.nn.sums.prefers_convolutions", lambda device, answer=convolved: answer)
+        net = small(RBFSphere(0.6), 64, 2)
+        sums[convolved] = sums_of(net, x, cotangents, ends, 8)
+        features[convolved] = net.features(x), net.eval().features(x)
+        assert all(map(torch.equal, sums_of(net.train(), x, cotangents, [16], 8), sums[convolved]))
+    for by_product, by_convolution in zip(sums[False], sums[True], strict=True):
+        assert (by_product - by_convolution).norm() <= 1e-5 * by_product.norm()
+    assert not all(map(torch.equal, sums[False], sums[True]))  # else the convolutions were not taken
+    for one, other in zip(features[False], features[True], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_a_unit_is_a_quarter_of_a_batch_and_never_divides_what_is_summed_by_autograd() -> None:
     net = network()
     assert [unit_of_sums(net, n) for n in (1, 16, 20, 64, 100, 128, 256, 10_000)] == [4, 4, 4, 16, 16, 32, 32, 32]

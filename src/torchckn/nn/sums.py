@@ -24,9 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..derivatives import first_only
-from .devices import wide_dtype
+from .devices import prefers_convolutions, wide_dtype
 from .direct import Geometry, convolution_gradients
 from .geometry import convolve
+
+#: Products of matrices are 1x1 convolutions, where :func:`~torchckn.nn.devices.prefers_convolutions`, from this many rows and
+#: columns on, and for maps of at least this many positions: narrower ones are not faster.
+WIDE, LARGE = 64, 9
+POINTWISE = Geometry((1, 1), (0, 0), (1, 1))
 
 
 class GradientSums:
@@ -125,6 +130,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """``F.linear`` of images (N, ..., s), in units, whose matrix (f, s) may be a leaf of active sums."""
     unit = current_unit()
     if unit is None:
+        if _is_convolution(x, weight):
+            return F.conv2d(x.permute(0, 3, 1, 2), weight[:, :, None, None]).permute(0, 2, 3, 1)
         return F.linear(x, weight)
     return (
         _Linear.apply(x, weight, unit, sink_of(weight)) if torch.is_grad_enabled() else products_in_units(x, weight.T, unit)
@@ -134,9 +141,19 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def products_in_units(x: Tensor, matrix: Tensor, unit: int) -> Tensor:
     """Images (N, ..., s) times a matrix (s, f), ``unit`` of them at a time: (N, ..., f)"""
     out = x.new_empty(*x.shape[:-1], matrix.shape[1])
+    convolved = _is_convolution(x, matrix)
     for some, to in zip(x.split(unit), out.split(unit), strict=True):
-        torch.mm(some.reshape(-1, len(matrix)), matrix, out=to.view(-1, matrix.shape[1]))
+        if convolved:
+            to.copy_(F.conv2d(some.permute(0, 3, 1, 2), matrix.T[:, :, None, None]).permute(0, 2, 3, 1))
+        else:
+            torch.mm(some.reshape(-1, len(matrix)), matrix, out=to.view(-1, matrix.shape[1]))
     return out
+
+
+def _is_convolution(x: Tensor, matrix: Tensor) -> bool:
+    """Whether the product of maps (N, H, W, s) and a matrix is faster as a 1x1 convolution."""
+    wide = x.ndim == 4 and x.dtype == torch.float32 and min(matrix.shape) >= WIDE and x.shape[1] * x.shape[2] >= LARGE
+    return wide and not torch.compiler.is_compiling() and prefers_convolutions(x.device)
 
 
 class _Conv(torch.autograd.Function):
@@ -172,10 +189,17 @@ class _Linear(torch.autograd.Function):
         unit, sink = ctx.about
         of_weight = None
         if ctx.needs_input_grad[1]:
-            pairs = zip(grad.split(unit), x.split(unit), strict=True)
-            parts = (some_of.reshape(-1, len(weight)).T @ some.reshape(-1, weight.shape[1]) for some_of, some in pairs)
-            of_weight = add_or_return(sink, sum_in_double(parts), weight.dtype)
+            of_weight = add_or_return(sink, _matrix_gradient(grad, x, weight, unit), weight.dtype)
         return products_in_units(grad, weight, unit) if ctx.needs_input_grad[0] else None, of_weight, None, None
+
+
+def _matrix_gradient(grad: Tensor, x: Tensor, weight: Tensor, unit: int) -> Tensor:
+    """That of the matrix (f, s) of :func:`linear`, units of images added up in double precision."""
+    if _is_convolution(x, weight):
+        maps = grad.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2)
+        return filter_gradient(*maps, weight[:, :, None, None], POINTWISE, unit)[:, :, 0, 0]
+    pairs = zip(grad.split(unit), x.split(unit), strict=True)
+    return sum_in_double(some_of.reshape(-1, len(weight)).T @ some.reshape(-1, weight.shape[1]) for some_of, some in pairs)
 
 
 def sum_in_double(parts: Iterable[Tensor]) -> Tensor:
