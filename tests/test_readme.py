@@ -125,6 +125,12 @@ def test_the_readme_has_at_most_120_lines() -> None:
     assert len(README.read_text().splitlines()) <= 120
 
 
+def test_the_results_in_the_readme_are_those_of_the_page_on_when_to_use_a_kernel_network() -> None:
+    rows = [line for line in README.read_text().splitlines() if line.startswith(("| images |", "| CIFAR-10,", "| MNIST,"))]
+    assert len(rows) > 5
+    assert set(rows) <= set((ROOT / "docs" / "when.md").read_text().splitlines())
+
+
 def test_links_of_the_readme_work_on_a_package_index_as_well() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", README.read_text()):
         home = next((home for home in HOMES if target.startswith(home)), None)

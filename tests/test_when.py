@@ -159,6 +159,13 @@ def test_the_summary_compares_seed_by_seed_and_names_who_is_more_accurate() -> N
             result(experiment, seed, history, test_accuracy=accuracy, **common) for seed, accuracy in enumerate(accuracies)
         ]
 
+    def lenets(filters: int, kind: str, accuracies: Sequence[float]) -> list[Result]:
+        common = {"network": "lenet5", "kind": kind, "filters": filters}
+        history = [{"step": 10_000, "seconds": 200.0 if kind == "ckn" else 100.0}]
+        return [
+            result("lenets", seed, history, test_accuracy=accuracy, **common) for seed, accuracy in enumerate(accuracies)
+        ]
+
     runs = [
         *few("few-labels", "convnet-augmented", (0.5, 0.6)),
         *few("few-labels", "ckn-augmented", (0.55, 0.65)),
@@ -166,6 +173,11 @@ def test_the_summary_compares_seed_by_seed_and_names_who_is_more_accurate() -> N
         *half_hour("equal-time", "ckn", (0.7, 0.8), bandwidths=True, augment="none"),
         *half_hour("equal-time", "convnet", (0.8, 0.7), weight_decay=0.0005, augment="none"),
         *half_hour("tuning", "convnet", (0.69,), weight_decay=0.0005, lr="cosine:0.3"),
+        *lenets(16, "ckn", (0.992, 0.990)),
+        *lenets(16, "convnet", (0.991, 0.989)),
+        *lenets(8, "ckn", (0.97,)),
+        *lenets(8, "convnet", (0.98,)),
+        *lenets(32, "ckn", (0.97,)),  # whose ConvNet was not run
     ]
     rows = [line.strip("| ").split(" | ") for line in summary_table(Results(runs)).splitlines()[2:]]
     assert [(row[2].partition(" ")[0], *row[3:]) for row in rows] == [
@@ -174,7 +186,10 @@ def test_the_summary_compares_seed_by_seed_and_names_who_is_more_accurate() -> N
         ("+5.0", "CKN", "-"),
         ("+0.0", "undecided", "1.50"),
         ("+1.0", "undecided", "1.50"),
+        ("-1.00", "undecided", "2.00"),
+        ("+0.10", "CKN", "2.00"),
     ]
+    assert rows[-1][:2] == ["MNIST, all labels, LeNet-5 with 16 filters", "after 10,000 steps each"]
     assert summary_table(Results([])) == "Not run yet."
 
 

@@ -1,4 +1,4 @@
-"""The main comparisons with ConvNets in one table and one figure: few labels, and equal time.
+"""The main comparisons with ConvNets in one table and one figure: few labels, equal time, and equal steps.
 
 Read first: :mod:`torchckn.experiments.comparisons`. Read next: :mod:`torchckn.experiments.when`.
 """
@@ -9,10 +9,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..plots import COLOURS, zoom_to_ends
-from .comparisons import differences, differences_by_labels, time_ratio, with_regularization_of_own_labels
+from .comparisons import (
+    after_steps,
+    differences,
+    differences_by_labels,
+    filters_of,
+    time_ratio,
+    with_regularization_of_own_labels,
+)
 from .figures import curve_points, panel_grid, plot_with_range, set_labels_axis
 from .judging import ABOVE_ZERO, estimate
-from .labels import DATA_NAMES
+from .labels import DATA_NAMES, NETWORK_NAMES
 from .results import Result, Results, accuracies_by_labels
 from .tables import markdown_table
 
@@ -57,15 +64,16 @@ class _Comparison(NamedTuple):
     """of the test accuracies, in percentage points, by draw or seed"""
     time: str = "-"
     """of the CKN, relative to the ConvNet's"""
+    digits: int = 1
 
 
 def summary_table(results: Results) -> str:
     """Who is more accurate where, as a Markdown table."""
     rows = []
-    for situation, setup, by_seed, time in _comparisons(results):
+    for situation, setup, by_seed, time, digits in _comparisons(results):
         interval = estimate(by_seed)
         winner = {True: "CKN", False: "ConvNet", None: "undecided"}[interval.is_within(*ABOVE_ZERO)]
-        rows.append([situation, setup, interval.text(unit=""), winner, time])
+        rows.append([situation, setup, interval.text(digits, unit=""), winner, time])
     difference = "CKN minus ConvNet, percentage points (95 % confidence interval)"
     heads = ["images", "comparison", difference, "more accurate", "time, CKN / ConvNet"]
     return markdown_table(heads, rows) if rows else "Not run yet."
@@ -87,6 +95,14 @@ def _comparisons(results: Results) -> Iterator[_Comparison]:
             if by_seed:
                 situation = f"CIFAR-10, all labels, All-CNN-C with {filters} filters"
                 yield _Comparison(situation, f"half an hour, {setup}", by_seed, time_ratio(ckn, convnet))
+    for network in ("lenet1", "lenet5"):
+        for filters in filters_of(results.of("lenets", network=network)):
+            ckn, convnet = (results.of("lenets", network=network, filters=filters, kind=kind) for kind in ("ckn", "convnet"))
+            by_seed = differences(ckn, convnet, "test_accuracy")
+            if by_seed:
+                situation = f"MNIST, all labels, {NETWORK_NAMES[network]} with {filters} filters"
+                ratio = time_ratio(ckn, convnet)
+                yield _Comparison(situation, f"{after_steps(ckn)} each", by_seed, ratio, digits=2)
 
 
 def _runs(results: Results, kind: _Selection, data: str) -> list[Result]:
