@@ -123,16 +123,23 @@ def load_run_data(
     shape: Sequence[int] | None,
     name: str | None = None,
     data_dir: str | os.PathLike[str] | None = None,
+    resize: bool = False,
 ) -> data.DataSet:
     """The images of a run, or others that its network can take, as it takes them.
 
     Args:
         settings, classes, shape: of the run, as far as they are known. Classes are found by name, images become grey or colored.
         name: other images, by name or path; a folder is resized as that of the run was.
+        resize: whether a folder of other images is resized to the images of the run.
     """
+    if resize and name is None:
+        raise ConfigError(
+            "--resize is for other images than those of the run: name their folder with --data, or leave it out"
+        )
     if name is not None:
         like = settings if settings is not None and Path(name).is_dir() else Settings()
-        whole = data.load(name, data_dir, stream=like.stream, resize=like.resize)
+        side = _side(shape) if resize else like.resize
+        whole = data.load(name, data_dir, stream=like.stream, resize=side)
     elif settings is None:
         raise ConfigError(f"{folder} has no record of its training data; name the images with --data")
     else:
@@ -144,9 +151,18 @@ def load_run_data(
         if whole.image_shape != tuple(shape):
             raise DataError(
                 f"{whole.name} has images of {shape_text(whole.image_shape)}, the network of {folder} expects "
-                f"{shape_text(shape)}; resize or crop them, or name other images with --data"
+                f"{shape_text(shape)}; resize or crop them (evaluate: --resize, for a folder of images), or name other images "
+                "with --data"
             )
     return whole
+
+
+def _side(shape: Sequence[int] | None) -> int:
+    """Of the square images of a network."""
+    if shape is None or shape[1] != shape[2]:
+        given = "an unknown size" if shape is None else shape_text(shape)
+        raise ConfigError(f"--resize expected a network for square images, got {given}; resize the images yourself")
+    return shape[1]
 
 
 def run_settings(folder: Path, config: dict[str, Any]) -> Settings:

@@ -30,6 +30,9 @@ def evaluate(
             autocompletion=completion(("test", "train", "valid")),
         ),
     ] = "test",
+    resize: Annotated[
+        bool, typer.Option("--resize", help="Resize the images of a folder, --data, to the size of the network's.")
+    ] = False,
     data_dir: DataDir = None,
     trust: Trust = False,
     as_json: AsJSON = False,
@@ -43,7 +46,7 @@ def evaluate(
     from ..trained import load_trained
 
     trained = load_trained(model, trust=trust)
-    whole, images = _part(model, trained, data, part, data_dir)
+    whole, images = _part(model, trained, data, part, data_dir, resize)
     result = measure(trained.net, images)
     if as_json:
         print_json(
@@ -59,12 +62,14 @@ def evaluate(
             show(as_json, f"this was not added to the result of the run: {error}")
 
 
-def _part(model: Path, trained: Trained, name: str | None, part: str, data_dir: Path | None) -> tuple[DataSet, Part]:
+def _part(
+    model: Path, trained: Trained, name: str | None, part: str, data_dir: Path | None, resize: bool
+) -> tuple[DataSet, Part]:
     from ..trained import load_run_data
 
     if part not in ("test", "train", "valid"):
         raise ConfigError(f"--part expected test, train or valid, got {part!r}")
-    whole = load_run_data(model, trained.settings, trained.classes, trained.net.input_shape, name, data_dir)
+    whole = load_run_data(model, trained.settings, trained.classes, trained.net.input_shape, name, data_dir, resize)
     images = {"test": whole.test, "train": whole.train, "valid": whole.valid}[part]
     if images is None:
         raise ConfigError(f"{whole.name} has no {part} part; use --part train, or name other images with --data")
