@@ -14,7 +14,7 @@ from torchckn.experiments.few_labels import accuracy_by_labels, draw_order
 from torchckn.fit.folds import FEW_IMAGES
 from torchckn.settings import settings_from
 
-from .experiments import cell
+from .experiments import _beside_the_digits, cell, run_cell  # noqa: F401 - a fixture
 
 
 def test_a_draw_has_all_classes_in_turn_and_more_labels_are_a_superset() -> None:
@@ -52,6 +52,29 @@ def test_learners_learn_from_few_labels_and_are_resumed(
     assert records[1]["test_accuracy"] > 0.5
     again = accuracy_by_labels(settings, "none", [20, 60], tmp_path / "shared", tmp_path / "work")
     assert again == records, "what is done is not computed again"
+
+
+def test_further_numbers_of_labels_are_measured_without_the_first_ones_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = run_cell(cell(measure="few-labels", learner="svm", label_counts=[20]), tmp_path)
+    learned: list[int] = []
+
+    def learner(problem: learners.Problem) -> learners.Learner:
+        def learn(count: int) -> learners.Learned:
+            learned.append(count)
+            return learners.Learned(problem.test_labels, 1.0, {})
+
+        return learn
+
+    monkeypatch.setitem(learners.LEARNERS, "svm", learner)
+    more = run_cell(cell(measure="few-labels", learner="svm", label_counts=[20, 60]), tmp_path)
+    assert learned == [60]
+    assert more["history"][0] == few["history"][0]
+    assert more["history"][1]["test_accuracy"] == 1
+    assert more["measured"] == {"earlier_seconds": few["seconds"], "earlier_environment": few["environment"]}
+    run_cell(cell(measure="few-labels", learner="svm", label_counts=[20, 60, 80], patches=600), tmp_path)
+    assert learned == [60, 20, 60, 80], "other settings"
 
 
 @pytest.mark.slow

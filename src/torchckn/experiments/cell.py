@@ -29,7 +29,7 @@ from ..network import CKN
 from .few_labels import accuracy_by_labels
 from .gradient import gradient_errors
 from .refitting import Refitting
-from .results import identity, is_finished, read_results, result_file
+from .results import identity, is_finished, read_results, result_file, with_fewer_labels
 from .shared import Bench, clock, code, digest, timed, tuned
 from .spec import Cell
 
@@ -106,7 +106,12 @@ def _measure_gradient(bench: Bench) -> tuple[dict[str, Any], list[dict[str, Any]
 
 def _measure_few_labels(bench: Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     learner, counts = (bench.cell.extras[name] for name in ("learner", "label_counts"))
-    return {}, accuracy_by_labels(bench.settings, learner, counts, bench.folder / "work" / "few-labels", bench.work)
+    earlier = with_fewer_labels(bench.folder, bench.cell)
+    measured = {} if earlier is None else {"earlier_seconds": earlier.seconds, "earlier_environment": earlier.environment}
+    known = () if earlier is None else earlier.history
+    return measured, accuracy_by_labels(
+        bench.settings, learner, counts, bench.folder / "work" / "few-labels", bench.work, known
+    )
 
 
 _MEASURES: dict[str, Callable[[Bench], tuple[dict[str, Any], list[dict[str, Any]]]]] = {

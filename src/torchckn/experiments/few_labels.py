@@ -30,12 +30,18 @@ from .shared import digest
 
 
 def accuracy_by_labels(
-    settings: Settings, learner: str, counts: Sequence[int], shared: Path, work: Path
+    settings: Settings,
+    learner: str,
+    counts: Sequence[int],
+    shared: Path,
+    work: Path,
+    known: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """A record for each number of labels; what is in ``work`` already is not computed again.
+    """A record for each number of labels; what is known, or in ``work`` already, is not computed again.
 
     Args:
         shared: folder of what draws have in common: filters, and features of the test images.
+        known: records of the first numbers of labels.
     """
     shared = shared / digest({name: value for name, value in start_settings(settings).items() if name != "seed"})
     whole = load_data(settings)
@@ -44,7 +50,7 @@ def accuracy_by_labels(
     if counts[-1] > len(whole.train):
         raise ConfigError(f"label_counts: {settings.data} has {len(whole.train)} training images, got {counts[-1]}")
     file = work / "records.json"
-    records: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    records: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else list(known)
     left = counts[len(records) :]
     if not left:
         return records

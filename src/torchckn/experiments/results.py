@@ -142,6 +142,17 @@ def is_finished(folder: Path, cell: Cell) -> bool:
     return file.exists() and read_result(file).is_of(cell)
 
 
+def with_fewer_labels(folder: Path, cell: Cell) -> Result | None:
+    """What was measured before the cell's experiment had its last numbers of labels, all else being equal."""
+    file = result_file(folder, cell)
+    if not file.exists():
+        return None
+    result, counts = read_result(file), cell.extras["label_counts"]
+    done = len(result.history)
+    earlier = replace(cell, given=cell.given | {"label_counts": counts[:done]})
+    return result if 0 < done < len(counts) and result.is_of(earlier) else None
+
+
 def read_result(file: Path) -> Result:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
