@@ -22,7 +22,7 @@ from torchckn.graph import AveragePool, Conv, Dense, GaussianPool, Graph, Local
 from torchckn.kernels import ArcCosine, Kernel, Linear, Matern, RBFSphere
 from torchckn.nn import native
 from torchckn.nn.shared_roots import shared_projections
-from torchckn.nn.sums import GradientSums
+from torchckn.nn.sums import GradientSums, in_units, linear
 
 from .processes import Processes
 from .training import convnet, mnist_mini, network, seeded
@@ -112,6 +112,20 @@ def test_products_of_matrices_may_be_convolutions(ends: list[int], monkeypatch: 
     assert not all(map(torch.equal, sums[False], sums[True]))  # else the convolutions were not taken
     for one, other in zip(features[False], features[True], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("convolved", [False, True])
+def test_products_are_not_rounded_if_backward_is_within_autocast(convolved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchckn.nn.sums.prefers_convolutions", lambda device: convolved)
+    x = torch.randn(6, 4, 4, 64, generator=seeded(1)).requires_grad_()
+    matrix = torch.randn(64, 64, generator=seeded(2)).requires_grad_()
+    with in_units(4):
+        out = linear(x, matrix)
+    gradients = []
+    for is_within in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_within):
+            gradients.append(torch.autograd.grad(out, (x, matrix), torch.ones_like(out), retain_graph=True))
+    assert all(map(torch.equal, *gradients))
 
 
 def test_a_unit_is_a_quarter_of_a_batch_and_never_divides_what_is_summed_by_autograd() -> None:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..derivatives import first_only
-from .devices import prefers_convolutions, wide_dtype
+from .devices import own_precision, prefers_convolutions, wide_dtype
 from .direct import Geometry, convolution_gradients
 from .geometry import convolve
 
@@ -187,10 +187,13 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         unit, sink = ctx.about
-        of_weight = None
-        if ctx.needs_input_grad[1]:
-            of_weight = add_or_return(sink, _matrix_gradient(grad, x, weight, unit), weight.dtype)
-        return products_in_units(grad, weight, unit) if ctx.needs_input_grad[0] else None, of_weight, None, None
+        of_x = of_weight = None
+        with own_precision(grad.device):  # a backward pass may be within autocast
+            if ctx.needs_input_grad[1]:
+                of_weight = add_or_return(sink, _matrix_gradient(grad, x, weight, unit), weight.dtype)
+            if ctx.needs_input_grad[0]:
+                of_x = products_in_units(grad, weight, unit)
+        return of_x, of_weight, None, None
 
 
 def _matrix_gradient(grad: Tensor, x: Tensor, weight: Tensor, unit: int) -> Tensor:
