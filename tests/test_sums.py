@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -103,7 +104,7 @@ def test_products_of_matrices_may_be_convolutions(ends: list[int], monkeypatch: 
     sums, features = {}, {}
     for convolved in (False, True):
         monkeypatch.setattr("torchckn.nn.sums.prefers_convolutions", lambda device, answer=convolved: answer)
-        net = small(RBFSphere(0.6), 64, 2)
+        net = small(RBFSphere(0.6), 64, 1)
         sums[convolved] = sums_of(net, x, cotangents, ends, 8)
         features[convolved] = net.features(x), net.eval().features(x)
         assert all(map(torch.equal, sums_of(net.train(), x, cotangents, [16], 8), sums[convolved]))
@@ -114,10 +115,31 @@ def test_products_of_matrices_may_be_convolutions(ends: list[int], monkeypatch: 
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("filters", "side", "dtype", "expected"),
+    [
+        (64, 8, torch.float32, True),
+        (64, 7, torch.float32, False),  # few positions
+        (63, 32, torch.float32, False),  # few filters
+        (128, 4, torch.float32, True),
+        (64, 8, torch.float64, False),
+    ],
+)
+def test_only_large_products_are_convolutions(
+    filters: int, side: int, dtype: torch.dtype, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Tensor] = []
+    convolve = F.conv2d
+    monkeypatch.setattr("torchckn.nn.sums.prefers_convolutions", lambda device: True)
+    monkeypatch.setattr(F, "conv2d", lambda x, *rest: (calls.append(x), convolve(x, *rest))[1])
+    linear(torch.ones(2, side, side, filters, dtype=dtype), torch.ones(filters, filters, dtype=dtype))
+    assert bool(calls) is expected
+
+
 @pytest.mark.parametrize("convolved", [False, True])
 def test_products_are_not_rounded_if_backward_is_within_autocast(convolved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchckn.nn.sums.prefers_convolutions", lambda device: convolved)
-    x = torch.randn(6, 4, 4, 64, generator=seeded(1)).requires_grad_()
+    x = torch.randn(6, 8, 8, 64, generator=seeded(1)).requires_grad_()
     matrix = torch.randn(64, 64, generator=seeded(2)).requires_grad_()
     with in_units(4):
         out = linear(x, matrix)

@@ -29,8 +29,8 @@ from .direct import Geometry, convolution_gradients
 from .geometry import convolve
 
 #: Products of matrices are 1x1 convolutions, where :func:`~torchckn.nn.devices.prefers_convolutions`, from this many rows and
-#: columns on, and for maps of at least this many positions: narrower ones are not faster.
-WIDE, LARGE = 64, 9
+#: columns on, and from this many products of numbers per map on: below, the units of a batch take up to twice as long.
+WIDE, MANY = 64, 2**18
 POINTWISE = Geometry((1, 1), (0, 0), (1, 1))
 
 
@@ -152,8 +152,9 @@ def products_in_units(x: Tensor, matrix: Tensor, unit: int) -> Tensor:
 
 def _is_convolution(x: Tensor, matrix: Tensor) -> bool:
     """Whether the product of maps (N, H, W, s) and a matrix is faster as a 1x1 convolution."""
-    wide = x.ndim == 4 and x.dtype == torch.float32 and min(matrix.shape) >= WIDE and x.shape[1] * x.shape[2] >= LARGE
-    return wide and not torch.compiler.is_compiling() and prefers_convolutions(x.device)
+    if torch.compiler.is_compiling() or x.ndim != 4 or x.dtype != torch.float32 or min(matrix.shape) < WIDE:
+        return False
+    return x.shape[1] * x.shape[2] * matrix.numel() >= MANY and prefers_convolutions(x.device)
 
 
 class _Conv(torch.autograd.Function):
