@@ -124,6 +124,33 @@ def test_any_memory_layout_gives_the_same_numbers(generator: torch.Generator) ->
     torch.testing.assert_close(layer(expanded), layer(expanded.clone()))
 
 
+@pytest.mark.parametrize("filters", [8, 40])
+@pytest.mark.parametrize("pool", [nn.AvgPool2d(2), GaussianPool2d(2)], ids=str)
+@pytest.mark.parametrize("way", ["forward hook", "backward hook", "hook of all modules", "forward"])
+def test_a_pooling_that_somebody_watches_or_replaces_is_called(
+    way: str, pool: nn.Module, filters: int, generator: torch.Generator
+) -> None:
+    layer, calls = KernelConv2d(3, filters, 3, pool=copy.deepcopy(pool), generator=generator), []
+    assert layer.pool is not None
+    watch = {
+        "forward hook": layer.pool.register_forward_hook,
+        "backward hook": layer.pool.register_full_backward_hook,
+        "hook of all modules": nn.modules.module.register_module_forward_hook,
+    }
+    x = torch.randn(2, 3, 9, 9, generator=generator, requires_grad=True)
+    expected = layer(x).detach()
+    if way == "forward":
+        layer.pool.forward = lambda values: 2 * type(pool).forward(layer.pool, values)  # type: ignore[method-assign]
+        torch.testing.assert_close(layer(x), 2 * expected, rtol=1e-4, atol=1e-5)
+        return
+    handle = watch[way](lambda module, *_: calls.append(module))
+    try:
+        layer(x).sum().backward()
+    finally:
+        handle.remove()
+    assert layer.pool in calls
+
+
 def on_one_to_three_threads(compute: Callable[[], list[Tensor]]) -> list[list[Tensor]]:
     before, results = torch.get_num_threads(), []
     try:

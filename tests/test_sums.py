@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,11 +19,11 @@ from torchckn.choices import Native
 from torchckn.fit import chunks
 from torchckn.fit.chunks import batch_gradient, share_of_batch, unit_of_sums
 from torchckn.fit.methods import METHODS, MethodOptions
-from torchckn.graph import AveragePool, Conv, Dense, Graph, Local
+from torchckn.graph import AveragePool, Conv, Dense, GaussianPool, Graph, Local
 from torchckn.kernels import ArcCosine, Kernel, Linear, Matern, RBFSphere
 from torchckn.nn import native
 from torchckn.nn.shared_roots import shared_projections
-from torchckn.nn.sums import GradientSums
+from torchckn.nn.sums import GradientSums, in_units, linear
 
 from .processes import Processes
 from .training import convnet, mnist_mini, network, seeded
@@ -30,10 +31,13 @@ from .training import convnet, mnist_mini, network, seeded
 KERNELS = [RBFSphere(0.6), ArcCosine(1), Linear(), Matern(1.5, 0.7)]  # compiled, compiled, without a map, in plain torch
 
 
-def small(kernel: Kernel, filters: int, window: int, seed: int = 0) -> torchckn.CKN:
+def small(kernel: Kernel, filters: int, window: int | None, seed: int = 0) -> torchckn.CKN:
+    """``window``: of an average; None: Gaussian pooling."""
+    size = (window or 1, window or 1)
+    average = AveragePool("pool", kernel_size=size, stride=size)
     nodes = [
         Conv("conv1", filters=filters, kernel_size=(3, 3), padding=(1, 1), kernel=kernel),
-        AveragePool("pool", kernel_size=(window, window), stride=(window, window)),
+        average if window else GaussianPool("pool", stride=2),
         Conv("same", filters=filters, init="identity", trainable=False, kernel=RBFSphere(0.6)),
         Conv("conv2", filters=16, kernel_size=(3, 3), kernel=kernel),
         Dense("dense", filters=6, kernel=kernel),
@@ -57,7 +61,7 @@ def sums_of(net: torchckn.CKN, images: Tensor, cotangents: Tensor, ends: Sequenc
 @given(
     kernel=st.sampled_from(KERNELS),
     filters=st.sampled_from([5, 8, 16, 40]),
-    window=st.sampled_from([1, 2, 3]),  # 3 does not divide 10
+    window=st.sampled_from([1, 2, 3, None]),  # 3 does not divide 10
     images=st.integers(1, 40),
     unit=st.sampled_from([4, 8, 16]),
     seed=st.integers(0, 2**16),
@@ -77,12 +81,12 @@ def test_sums_are_the_same_wherever_a_batch_is_divided_between_units(
     assert all(torch.equal(one.float(), other.float()) for one, other in zip(whole, parts, strict=True))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 5e-5)])
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 def test_the_gradient_by_sums_is_that_of_autograd(kernel: Kernel, dtype: torch.dtype, tolerance: float) -> None:
     images = torch.randn(24, 2, 10, 10, generator=seeded(3), dtype=dtype)
-    for window in (2, 3):
-        net, other = (small(kernel, 16, window).to(dtype) for _ in range(2))
+    for filters, window in ((16, 2), (16, 3), (16, None), (40, None)):
+        net, other = (small(kernel, filters, window).to(dtype) for _ in range(2))
         net.features(images).square().sum().backward()
         batch_gradient(other, images, lambda x: (x.square().sum(), None))
         pairs = zip(net.named_parameters(), other.parameters(), strict=True)
@@ -100,7 +104,7 @@ def test_products_of_matrices_may_be_convolutions(ends: list[int], monkeypatch: 
     sums, features = {}, {}
     for convolved in (False, True):
         monkeypatch.setattr("torchckn.nn.sums.prefers_convolutions", lambda device, answer=convolved: answer)
-        net = small(RBFSphere(0.6), 64, 2)
+        net = small(RBFSphere(0.6), 64, 1)
         sums[convolved] = sums_of(net, x, cotangents, ends, 8)
         features[convolved] = net.features(x), net.eval().features(x)
         assert all(map(torch.equal, sums_of(net.train(), x, cotangents, [16], 8), sums[convolved]))
@@ -109,6 +113,41 @@ def test_products_of_matrices_may_be_convolutions(ends: list[int], monkeypatch: 
     assert not all(map(torch.equal, sums[False], sums[True]))  # else the convolutions were not taken
     for one, other in zip(features[False], features[True], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("filters", "side", "dtype", "expected"),
+    [
+        (64, 8, torch.float32, True),
+        (64, 7, torch.float32, False),  # few positions
+        (63, 32, torch.float32, False),  # few filters
+        (128, 4, torch.float32, True),
+        (64, 8, torch.float64, False),
+    ],
+)
+def test_only_large_products_are_convolutions(
+    filters: int, side: int, dtype: torch.dtype, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Tensor] = []
+    convolve = F.conv2d
+    monkeypatch.setattr("torchckn.nn.sums.prefers_convolutions", lambda device: True)
+    monkeypatch.setattr(F, "conv2d", lambda x, *rest: (calls.append(x), convolve(x, *rest))[1])
+    linear(torch.ones(2, side, side, filters, dtype=dtype), torch.ones(filters, filters, dtype=dtype))
+    assert bool(calls) is expected
+
+
+@pytest.mark.parametrize("convolved", [False, True])
+def test_products_are_not_rounded_if_backward_is_within_autocast(convolved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchckn.nn.sums.prefers_convolutions", lambda device: convolved)
+    x = torch.randn(6, 8, 8, 64, generator=seeded(1)).requires_grad_()
+    matrix = torch.randn(64, 64, generator=seeded(2)).requires_grad_()
+    with in_units(4):
+        out = linear(x, matrix)
+    gradients = []
+    for is_within in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_within):
+            gradients.append(torch.autograd.grad(out, (x, matrix), torch.ones_like(out), retain_graph=True))
+    assert all(map(torch.equal, *gradients))
 
 
 def test_a_unit_is_a_quarter_of_a_batch_and_never_divides_what_is_summed_by_autograd() -> None:

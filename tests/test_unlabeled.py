@@ -36,7 +36,9 @@ def folder(tmp_path: Path, digits: data.DataSet) -> Path:
 
 
 def test_image_files_are_resized_to_one_size(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"images must have one size: .* resize them with --image-size"):
+    with pytest.raises(
+        DataError, match=r"images must have one size: .* resize them with --image-size \(evaluate: --resize\)"
+    ):
         data.load(folder / "labelled")
     images = data.load(folder / "labelled", resize=14).train.images
     assert images.shape == (24, 1, 14, 14)

@@ -184,7 +184,7 @@ def _read_images(files: Sequence[Path], resize: int | None = None) -> Tensor:
             (height, width), (first_height, first_width) = pixels.shape[1:], images[0].shape[1:]
             raise DataError(
                 f"images must have one size: {shown(file)} has {height}x{width} pixels, {shown(files[0])} "
-                f"{first_height}x{first_width}; crop them, or resize them with --image-size"
+                f"{first_height}x{first_width}; crop them, or resize them with --image-size (evaluate: --resize)"
             )
         if not images:
             check_memory(len(files) * pixels.numel(), f"the {len(files)} images of {shown(file)} and other files")

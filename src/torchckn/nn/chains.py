@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Module, ModuleDict
-from torch.nn.modules import module as modules
 
 from ..derivatives import is_transformed
 from ..tracing import is_recorded
@@ -23,6 +22,7 @@ from .functional import block_count
 from .fused import applies, floats, require_window, window_of
 from .kept import CachedRoot
 from .layers import KernelConv2d
+from .walk import must_be_called
 
 #: images up to which a chain is faster than its layers
 FEW_IMAGES = 4
@@ -153,11 +153,7 @@ def is_for_chains(layer: Module) -> bool:
 
 def _is_ready(layer: Module, channels: int) -> bool:
     """Whether this layer can be in a chain as it is now, takes this many channels, and nobody watches it."""
-    if not is_for_chains(layer) or layer.training or "forward" in vars(layer):
-        return False
-    if any(
-        (layer._forward_hooks, layer._forward_pre_hooks, modules._global_forward_hooks, modules._global_forward_pre_hooks)
-    ):
+    if not is_for_chains(layer) or layer.training or must_be_called(layer):
         return False
     assert isinstance(layer, KernelConv2d)
     weight = layer.weight

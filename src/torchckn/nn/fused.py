@@ -32,7 +32,7 @@ from .direct import Geometry, Patches, dense, integers, is_cheap, is_direct, pat
 from .geometry import Pair
 from .pooling import GaussianPool2d
 from .sums import Sink, add_or_return, current_unit, sink_of
-from .walk import is_trained
+from .walk import is_trained, must_be_called
 
 
 def applies(x: Tensor, kernel: Kernel, groups: int) -> bool:
@@ -57,11 +57,9 @@ def window_of(pool: object, size: Pair) -> Pair | None:
     """The window of a pooling that averages windows which do not overlap, of maps of this size; None for any other."""
     if pool is None:
         return 1, 1
-    if _has_hooks(pool):
-        return None
     if type(pool) is nn.AdaptiveAvgPool2d:
-        return size if pool.output_size in (1, (1, 1)) else None
-    if type(pool) is not nn.AvgPool2d or pool.ceil_mode or pool.divisor_override:
+        return size if pool.output_size in (1, (1, 1)) and not must_be_called(pool) else None
+    if type(pool) is not nn.AvgPool2d or pool.ceil_mode or pool.divisor_override or must_be_called(pool):
         return None
     given = (pool.kernel_size, pool.stride, pool.padding)
     window, stride, padding = (tuple(v) if isinstance(v, (tuple, list)) else (v, v) for v in given)
@@ -70,14 +68,9 @@ def window_of(pool: object, size: Pair) -> Pair | None:
 
 def weighted_average(pool: object, weight: Tensor | None, patches: Patches) -> GaussianPool2d | None:
     """The pooling, if it can be in the same pass as the kernel values of wide layers; None for any other."""
-    if type(pool) is not GaussianPool2d or _has_hooks(pool) or (weight is not None and is_direct(weight, patches)):
+    if type(pool) is not GaussianPool2d or must_be_called(pool) or (weight is not None and is_direct(weight, patches)):
         return None
     return pool
-
-
-def _has_hooks(pool: object) -> bool:
-    """Whether there are hooks, which are to be called."""
-    return isinstance(pool, nn.Module) and bool(pool._forward_hooks or pool._forward_pre_hooks)
 
 
 def require_window(size: Pair, window: Pair) -> None:

@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..derivatives import first_only
-from .devices import prefers_convolutions, wide_dtype
+from .devices import own_precision, prefers_convolutions, wide_dtype
 from .direct import Geometry, convolution_gradients
 from .geometry import convolve
 
 #: Products of matrices are 1x1 convolutions, where :func:`~torchckn.nn.devices.prefers_convolutions`, from this many rows and
-#: columns on, and for maps of at least this many positions: narrower ones are not faster.
-WIDE, LARGE = 64, 9
+#: columns on, and from this many products of numbers per map on: below, the units of a batch take up to twice as long.
+WIDE, MANY = 64, 2**18
 POINTWISE = Geometry((1, 1), (0, 0), (1, 1))
 
 
@@ -152,8 +152,9 @@ def products_in_units(x: Tensor, matrix: Tensor, unit: int) -> Tensor:
 
 def _is_convolution(x: Tensor, matrix: Tensor) -> bool:
     """Whether the product of maps (N, H, W, s) and a matrix is faster as a 1x1 convolution."""
-    wide = x.ndim == 4 and x.dtype == torch.float32 and min(matrix.shape) >= WIDE and x.shape[1] * x.shape[2] >= LARGE
-    return wide and not torch.compiler.is_compiling() and prefers_convolutions(x.device)
+    if torch.compiler.is_compiling() or x.ndim != 4 or x.dtype != torch.float32 or min(matrix.shape) < WIDE:
+        return False
+    return x.shape[1] * x.shape[2] * matrix.numel() >= MANY and prefers_convolutions(x.device)
 
 
 class _Conv(torch.autograd.Function):
@@ -187,10 +188,13 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         unit, sink = ctx.about
-        of_weight = None
-        if ctx.needs_input_grad[1]:
-            of_weight = add_or_return(sink, _matrix_gradient(grad, x, weight, unit), weight.dtype)
-        return products_in_units(grad, weight, unit) if ctx.needs_input_grad[0] else None, of_weight, None, None
+        of_x = of_weight = None
+        with own_precision(grad.device):  # a backward pass may be within autocast
+            if ctx.needs_input_grad[1]:
+                of_weight = add_or_return(sink, _matrix_gradient(grad, x, weight, unit), weight.dtype)
+            if ctx.needs_input_grad[0]:
+                of_x = products_in_units(grad, weight, unit)
+        return of_x, of_weight, None, None
 
 
 def _matrix_gradient(grad: Tensor, x: Tensor, weight: Tensor, unit: int) -> Tensor:

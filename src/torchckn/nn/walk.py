@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.modules import module as modules
 
 
 def modules_of(net: nn.Module) -> list[nn.Module]:
@@ -26,3 +27,11 @@ def parameters_of(net: nn.Module) -> list[nn.Parameter]:
 def is_trained(net: nn.Module) -> bool:
     """Whether any parameter is."""
     return any(parameter.requires_grad for parameter in parameters_of(net))
+
+
+def must_be_called(module: nn.Module) -> bool:
+    """Whether a call does more than its class says, for somebody watches the module or has replaced its ``forward``."""
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    of_all = modules._global_forward_hooks, modules._global_forward_pre_hooks
+    of_all_backward = modules._global_backward_hooks, modules._global_backward_pre_hooks
+    return any((*own, *of_all, *of_all_backward)) or "forward" in vars(module)
