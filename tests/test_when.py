@@ -133,7 +133,9 @@ def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
     runs = [equal_time_run(*run) for run in EQUAL_TIME]
     decayed = replace(runs[1], variables=runs[1].variables | {"weight_decay": 0.0005}, measured={"test_accuracy": 0.7})
     trained = replace(runs[0], variables=runs[0].variables | {"bandwidths": True}, measured={"test_accuracy": 0.8})
-    found = verdicts(*runs, decayed, trained)
+    by_ulr = {"method": "ulr", "weight_decay": 0.0078125}
+    reversing = replace(runs[1], variables=runs[1].variables | by_ulr, measured={"test_accuracy": 0.35})
+    found = verdicts(*runs, decayed, trained, reversing)
     by_optimizer = [judged.measured for claim, judged in found.items() if "in equal total time" in claim]
     assert by_optimizer == [
         "8 filters, 4 minutes (0.99 times the ConvNet's time): +10.0 points (n = 1)"
@@ -144,6 +146,7 @@ def test_claims_on_equal_time_compare_runs_of_the_same_time() -> None:
         "",
         "",
         "8 filters, 4 minutes (1.01 times the ConvNet's time): +5.0 points (n = 1)",
+        "8 filters, 4 minutes (1.31 times the ConvNet's time): +25.0 points (n = 1)",
     ]
 
 

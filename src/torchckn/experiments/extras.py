@@ -41,6 +41,8 @@ class Extras(Config):
     """a name for what the rules of an experiment do"""
     refit: bool | None = None
     """likewise"""
+    penalty: str | None = Field(None, pattern=r"^(first|2\^-\d+)$")
+    """likewise: the L2 penalty of training is that of the first classifier, or a number"""
     gradient: GradientExtras | None = None
     learner: LearnerName | None = None
     label_counts: list[int] | None = Field(None, min_length=1)

@@ -90,7 +90,8 @@ def _introduction(results: Results, scale: str) -> str:
     parts = [
         f"{len(own)} runs, {hours:.1f} hours or more in total, on {', '.join(machines)} (threads per run: {', '.join(threads)}; "
         f"{', '.join(versions)}).",
-        "No hyperparameter was chosen on test images, which were used once per run, at its end.",
+        "No hyperparameter was chosen on test images, which were used once per run, at its end; some experiments and seeds were "
+        "added when results of others were known.",
         "Curves show validation accuracies with the classifier of each step, or a refitted one where an experiment says so; "
         "tables have the accuracies at the end of a run, where the classifier is refitted as a rule.",
         _clocks(own),
@@ -160,8 +161,8 @@ def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
 
 
 def _is_without(name: str, run: Result) -> bool:
-    """Whether a network does not have what a variable is about: ConvNets have no bandwidths."""
-    return name == "bandwidths" and run.variables.get("kind") == "convnet"
+    """Whether a network does not have what a variable is about: ConvNets have neither bandwidths nor a first classifier."""
+    return name in ("bandwidths", "penalty") and run.variables.get("kind") == "convnet"
 
 
 def _seconds(runs: Sequence[Result]) -> str:
@@ -180,6 +181,7 @@ _COLUMN_NAMES = {
     "slip": "bug",
     "bandwidths": "trained bandwidths",
     "weight_decay": "weight decay",
+    "penalty": "L2 penalty",
     "batch_size": "batch size",
     "lr": "learning rate",
 }

@@ -78,7 +78,7 @@ def start_settings(settings: Settings) -> dict[str, Any]:
 
 def identity(settings: Settings, extras: dict[str, Any], measure: str) -> dict[str, Any]:
     """What a result depends on, whatever it is called: two cells of the same identity give the same result."""
-    unused = {"budget", "refit"}  # names of what other settings do
+    unused = {"budget", "refit", "penalty"}  # names of what other settings do
     if settings.training.lr is not None or measure != "train":
         unused |= {"lrs", "trial_steps"}
     plain = {key: value for key, value in extras.items() if key not in unused and value != "none"}

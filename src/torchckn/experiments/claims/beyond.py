@@ -72,6 +72,7 @@ def _other_learning_rate(results: Results) -> tuple[list[Case], str]:
 
 _equal_time_claim("SGD from the paper's weights", "flip,crop", **_SGD, weight_decay=0.0)
 _equal_time_claim("Adam from He weights", optimizer="adamw")
+_equal_time_claim("ULR with weight decay, as in the released runs", method="ulr", centering="feature")
 
 
 # Few labels: the same labels for both learners, draw by draw
