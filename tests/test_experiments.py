@@ -207,6 +207,16 @@ def test_the_tuned_networks_of_equal_time_have_the_best_validation_accuracy_that
     assert [best.is_of(each) for each in cells if each.seed == 0] == [True]
 
 
+@pytest.mark.parametrize("filters", [8, 16, 32])
+def test_the_convnets_of_lenet5_have_the_learning_rate_that_is_best_over_all_steps(filters: int) -> None:
+    results = read_results(ROOT / "experiments", "cpu")
+    tried = [run for run in results.of("lenet-rates", filters=filters) if run.seed == 0]
+    best = max(tried, key=lambda run: run["valid_accuracy"])
+    runs = results.of("lenets", network="lenet5", kind="convnet", filters=filters)
+    assert len(tried) >= 2
+    assert [run["lr"] for run in runs] == [best["lr"]] * 3
+
+
 @pytest.mark.parametrize(("scale", "seconds"), [("cpu", 240), ("cpu", 1800), ("long", 1800)])
 def test_the_networks_of_equal_time_have_the_same_total_time_and_are_tuned_over_all_of_it_or_over_four_minutes(
     scale: ScaleName, seconds: int

@@ -194,6 +194,9 @@ def test_the_summary_compares_seed_by_seed_and_names_who_is_more_accurate() -> N
     ]
     assert rows[-1][:2] == ["MNIST, all labels, LeNet-5 with 16 filters", "after 10,000 steps each"]
     assert summary_table(Results([])) == "Not run yet."
+    elsewhere = [replace(run, environment={"processor": "another"}) if run["kind"] == "ckn" else run for run in runs]
+    rows = [line.strip("| ").split(" | ") for line in summary_table(Results(elsewhere)).splitlines()[2:]]
+    assert [row[4] for row in rows[3:]] == ["1.50", "1.50", "-", "-"], "times of equal steps are those of a processor"
 
 
 def test_labels_of_lines_leave_out_what_does_not_distinguish_them() -> None:

@@ -95,6 +95,12 @@ def time_ratio(first: list[Result], second: list[Result]) -> str:
     return f"{ours / others:.2f}"
 
 
+def are_of_one_machine(first: list[Result], second: list[Result]) -> bool:
+    """Whether both runs of each seed are from machines of the same kind, so that the times of equal steps can be compared."""
+    facts = ("platform", "processor")
+    return all(a.environment.get(fact) == b.environment.get(fact) for a, b in paired(first, second) for fact in facts)
+
+
 def differences_by_labels(first: list[Result], second: list[Result]) -> dict[int, list[float]]:
     """By the number of labels, in percentage points, draw by draw: both learners have the same labels in a draw."""
     pairs = paired(first, second)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..plots import COLOURS, zoom_to_ends
 from .comparisons import (
     after_steps,
+    are_of_one_machine,
     differences,
     differences_by_labels,
     filters_of,
@@ -101,7 +102,7 @@ def _comparisons(results: Results) -> Iterator[_Comparison]:
             by_seed = differences(ckn, convnet, "test_accuracy")
             if by_seed:
                 situation = f"MNIST, all labels, {NETWORK_NAMES[network]} with {filters} filters"
-                ratio = time_ratio(ckn, convnet)
+                ratio = time_ratio(ckn, convnet) if are_of_one_machine(ckn, convnet) else "-"
                 yield _Comparison(situation, f"{after_steps(ckn)} each", by_seed, ratio, digits=2)
 
 
