@@ -110,19 +110,15 @@ def _power_of_two(value: float) -> str:
     return f"2^{exponent - 1}" if mantissa == 0.5 and value != 1 else f"{value:g}"
 
 
-#: of these variables, values that need no mention
-_USUAL = {"weight_decay": 0.0, "bandwidths": False, "penalty": "first"}
-
-
 def joined_label(names: Sequence[str], values: Sequence[Any]) -> str:
     """The label of a line or panel: ``ConvNet, Adam``.
 
-    An optimizer of its own says more than the method, SGD less. Of a kind of network, weight decay, trained bandwidths and an L2
-    penalty of its own are named where there are any.
+    An optimizer of its own says more than the method, SGD less. Of a kind of network, weight decay and trained bandwidths are
+    named where there are any.
     """
     given = dict(zip(names, values, strict=True))
     if "kind" in given:
-        given = {name: value for name, value in given.items() if name not in _USUAL or value not in (_USUAL[name], None)}
+        given = {name: value for name, value in given.items() if value or name not in ("weight_decay", "bandwidths")}
     if {"optimizer", "method"} <= given.keys():
         del given["optimizer" if given["optimizer"] == "sgd" else "method"]
     return ", ".join(value_label(name, value) for name, value in given.items())
