@@ -149,6 +149,8 @@ def test_values_have_labels_for_figures_and_tables() -> None:
     assert labels.value_label("total_seconds", 240) == "4 minutes"
     assert labels.value_label("options.bias", True) == "with biases"
     assert labels.value_label("bandwidths", False) == "without trained bandwidths"
+    assert labels.value_label("penalty", "first") == "L2 penalty of the first classifier"
+    assert labels.value_label("penalty", "2^-14") == "L2 penalty 2^-14"
     assert labels.value_label("loss", "square") == "square loss"
     assert labels.value_label("inverse_sqrt", "newton:50") == "Newton"
 
