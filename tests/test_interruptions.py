@@ -7,6 +7,7 @@ import random
 import signal
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ from torchckn.fit.callbacks import Callback, Record, Training
 
 from . import forks
 from .training import network, trained
+
+
+@pytest.fixture(autouse=True)
+def _without_nohup() -> Iterator[None]:
+    """Training ignores a SIGHUP that was ignored before, as by nohup: these tests may be started so, too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_memory_that_runs_out_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
