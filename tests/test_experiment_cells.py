@@ -262,9 +262,9 @@ def test_the_runner_survives_a_kill_and_gives_what_it_would_have_given(spec: Pat
     assert early["seconds"] == pytest.approx(before[early["step"]], rel=1e-3), "it started again"
     assert resumed["measured"]["test_accuracy"] == undisturbed["measured"]["test_accuracy"]
     assert [r["loss"] for r in resumed["history"][1:]] == [r["loss"] for r in undisturbed["history"][1:]]
-    written = (output / "results-cpu.md").read_text()
+    written = (output / "results-small-cpu.md").read_text()
     assert "A small experiment" in written
-    assert (output / "images" / "results-cpu" / "small-steps.png").stat().st_size > 1000
+    assert (output / "images" / "results-small-cpu" / "small-steps.png").stat().st_size > 1000
     again = subprocess.run([*command, str(output)], capture_output=True, text=True, check=True)
     assert "2 cells, 2 of them done before" in again.stdout
 
