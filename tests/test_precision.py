@@ -16,7 +16,7 @@ from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.methods import METHODS, Method, MethodOptions
 from torchckn.kernels import ArcCosine, Kernel, Linear, RBFSphere
 from torchckn.nn import GaussianPool2d, KernelConv2d, KernelLinear, KernelLocal2d, convolution, native
-from torchckn.nn.functional import patch_squares
+from torchckn.nn.functional import kernel_conv2d, patch_squares
 from torchckn.nn.resampling import FixedWindow
 
 from .contracts import KERNELS, Case, is_rough
@@ -160,6 +160,25 @@ def test_on_a_cpu_the_layer_stays_compiled_and_its_convolutions_alone_are_rounde
     for own, other in zip(exact, rounded, strict=True):
         assert other.dtype == own.dtype
         assert 0 < (other - own).norm() < 0.02 * own.norm()
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_kernel_value_is_at_most_the_norm_of_its_patch_where_products_are_rounded(
+    trainable: bool, setting: native.Native, generator: torch.Generator
+) -> None:
+    """Patches that are filters: a rounded cosine may be 1.004, whose value would be 1.5 times the norm at this bandwidth."""
+    weight = F.normalize(torch.randn(60, 33 * 9, generator=generator)).view(60, 33, 3, 3)
+    norms = torch.linspace(1, 2, 60)
+    x = F.pad(norms[:, None, None, None] * weight, (0, 1)).requires_grad_()  # beside each filter, another position
+    with native.use(setting), torch.autocast("cpu", torch.bfloat16):
+        values = kernel_conv2d(x, weight, torch.eye(60), RBFSphere(0.1, trainable=trainable))
+        own = values[..., 0, 0].diagonal().float()
+        (gradient,) = torch.autograd.grad(own.sum(), x)
+    relative = own.detach() / norms
+    assert relative.max() < 1.01
+    assert relative.min() > 0.6
+    assert (gradient.flatten(1).norm(dim=1) > 0).all()
 
 
 @compiled

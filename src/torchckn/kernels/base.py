@@ -112,7 +112,7 @@ class Kernel(nn.Module):
         This is ``k(W E N^-1) N`` in the layer equation. With ``inplace``, ``responses`` may be overwritten.
         """
         norms, inverse = (part.to(responses.dtype) for part in safe_norms(squared_norms))
-        values = self.kappa(responses * inverse)
+        values = self.kappa(_at_most_one(responses * inverse))
         return values * norms**self.degree if self.degree else values
 
     def native(self) -> tuple[str, tuple[float, ...]] | None:
@@ -155,6 +155,14 @@ class Kernel(nn.Module):
             return ", ".join(f"{name}={value}" for name, value in self.spec().arguments)
         except ConfigError:
             return ""
+
+
+def _at_most_one(cosines: Tensor) -> Tensor:
+    """In half precision, where products of a filter and a patch are rounded and may be larger than the norm of the patch, the
+    nearest number of [-1, 1], with the gradient of the cosine."""
+    if cosines.dtype not in (torch.float16, torch.bfloat16):
+        return cosines
+    return cosines + (cosines.clamp(-1, 1) - cosines).detach()
 
 
 def plain(value: Any) -> Any:

@@ -75,8 +75,12 @@ INLINE void put(float number, BFloat16 &to) {
 
 /* kappa(t) and kappa'(t) of each kernel, from its numbers. In the order of KERNELS in __init__.py. Response: the type of W E. */
 
-struct Rbf { /* numbers: 1 / sigma^2 */
+struct Unrounded {
   typedef float Response;
+  INLINE float cosine(float t) { return t; }
+};
+
+struct Rbf : Unrounded { /* numbers: 1 / sigma^2 */
   static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *numbers, float &value, float &slope) {
     const float scale = numbers[0] * 1.44269504f;
@@ -85,8 +89,7 @@ struct Rbf { /* numbers: 1 / sigma^2 */
   }
 };
 
-struct ArcCosine1 {
-  typedef float Response;
+struct ArcCosine1 : Unrounded {
   static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *, float &value, float &slope) {
     t = t < -1 ? -1 : t > 1 ? 1 : t;
@@ -96,8 +99,7 @@ struct ArcCosine1 {
   }
 };
 
-struct ArcCosine2 {
-  typedef float Response;
+struct ArcCosine2 : Unrounded {
   static constexpr bool norms_cancel = false;
   INLINE void at(float t, const float *, float &value, float &slope) {
     t = t < -1 ? -1 : t > 1 ? 1 : t;
@@ -107,14 +109,15 @@ struct ArcCosine2 {
   }
 };
 
-struct Linear { /* n (r / n) = r, so all norms may be 1 */
-  typedef float Response;
+struct Linear : Unrounded { /* n (r / n) = r, so all norms may be 1 */
   static constexpr bool norms_cancel = true;
   INLINE void at(float t, const float *, float &value, float &slope) { value = t, slope = 1; }
 };
 
+/* Products of a filter and a patch that are rounded may be larger than the norm of the patch. */
 template <class Kappa> struct Rounded : Kappa {
   typedef BFloat16 Response;
+  INLINE float cosine(float t) { return Kappa::norms_cancel ? t : t < -1 ? -1 : t > 1 ? 1 : t; }
 };
 
 /* |x|^2 of each pixel, with a fixed number of channels where there are few. */
@@ -238,7 +241,7 @@ INLINE void add_values(const Map &map, const long filters, const Norms &norms, l
   const float inverse = norms.inverse[position - norms.first], scale = norms.scale[position - norms.first];
   SIMD for (long c = 0; c < filters; c++) {
     float value, slope;
-    Kappa::at(wide(responses[c]) * inverse, numbers, value, slope);
+    Kappa::at(Kappa::cosine(wide(responses[c]) * inverse), numbers, value, slope);
     values[c] = (is_first ? 0 : values[c]) + scale * value;
   }
 }
@@ -255,7 +258,7 @@ INLINE void add_gradients(const Map &map, const long filters, const Norms &norms
   const float lower = norms.lower[position - norms.first], degree = map.degree;
   float sum = 0;
   SUM for (long c = 0; c < filters; c++) {
-    float value, slope, t = wide(responses[c]) * inverse;
+    float value, slope, t = Kappa::cosine(wide(responses[c]) * inverse);
     Kappa::at(t, numbers, value, slope);
     values[c] = (is_first ? 0 : values[c]) + scale * value;
     put(g[c] * lower * slope, to[c]);
