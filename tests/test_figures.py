@@ -204,7 +204,9 @@ def test_ranges_of_speeds_are_those_of_their_table(texts: dict[str, str], sectio
 
 def test_every_table_of_the_benchmarks_has_its_command(texts: dict[str, str]) -> None:
     for section in texts["benchmarks.md"].split("\n## ")[1:]:
-        assert re.search(r"`(make bench|python -m benchmarks\.\w+|torchckn (?:reproduce|train)) ?", section), section.splitlines()[0]
+        assert re.search(r"`(make bench|python -m benchmarks\.\w+|torchckn (?:reproduce|train)) ?", section), (
+            section.splitlines()[0]
+        )
 
 
 def test_the_runs_in_the_repository_have_the_figures_of_the_benchmarks(texts: dict[str, str]) -> None:

@@ -97,8 +97,13 @@ def time_ratio(first: list[Result], second: list[Result]) -> str:
 
 def are_of_one_machine(first: list[Result], second: list[Result]) -> bool:
     """Whether both runs of each seed are from machines of the same kind, so that the times of equal steps can be compared."""
-    facts = ("platform", "processor")
-    return all(a.environment.get(fact) == b.environment.get(fact) for a, b in paired(first, second) for fact in facts)
+    return all(a.machine == b.machine for a, b in paired(first, second))
+
+
+def on_one_machine(first: list[Result], second: list[Result]) -> tuple[list[Result], list[Result]]:
+    """The runs of the seeds whose two runs are from machines of the same kind: on others, equal times are not equal work."""
+    pairs = [(a, b) for a, b in paired(first, second) if a.machine == b.machine]
+    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def differences_by_labels(first: list[Result], second: list[Result]) -> dict[int, list[float]]:

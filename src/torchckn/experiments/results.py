@@ -59,6 +59,11 @@ class Result:
         return float(record["seconds"]) + float(self.measured.get("start_seconds", 0))
 
     @property
+    def machine(self) -> tuple[str, str]:
+        """Its processor and its platform: times on other machines cannot be compared with its own."""
+        return str(self.environment.get("processor")), str(self.environment.get("platform"))
+
+    @property
     def total_seconds(self) -> float:
         """Of training, including the unsupervised filters and the first classifier."""
         return self.seconds_at(self.history[-1]) if self.history else 0.0

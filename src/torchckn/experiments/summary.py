@@ -15,6 +15,7 @@ from .comparisons import (
     differences,
     differences_by_labels,
     filters_of,
+    on_one_machine,
     time_ratio,
     with_regularization_of_own_labels,
 )
@@ -89,9 +90,8 @@ def _comparisons(results: Results) -> Iterator[_Comparison]:
                 if count in by_labels:
                     yield _Comparison(f"{DATA_NAMES[data]}, {count:,} labels", setup, by_labels[count])
     for filters, convnets in _CONVNETS.items():
-        ckn = results.of(**_CKN, filters=filters)
         for setup, how in convnets.items():
-            convnet = results.of(**how, filters=filters)
+            ckn, convnet = on_one_machine(results.of(**_CKN, filters=filters), results.of(**how, filters=filters))
             by_seed = differences(ckn, convnet, "test_accuracy")
             if by_seed:
                 situation = f"CIFAR-10, all labels, All-CNN-C with {filters} filters"

@@ -6,6 +6,7 @@ Read first: :mod:`torchckn.experiments.page`, the page of all results.
 from __future__ import annotations
 
 import statistics
+import string
 from collections.abc import Sequence
 from importlib import resources
 from string import Template
@@ -52,25 +53,31 @@ _TRAINED_BY = ("kind", "method", "optimizer", "bandwidths", "weight_decay")
 def equal_time_table(results: Sequence[Result]) -> str:
     """All-CNN-C and its ConvNets in equal total time, the best of each row in bold; features centered per feature, or not.
 
-    Each cell has the test accuracy, the minutes that were needed, and the number of seeds.
+    Each cell has the test accuracy, the minutes that were needed, and the number of seeds. A row has the runs of one kind of
+    machine: on another, there is time for more steps, or for fewer.
     """
     results = [result for result in results if result["centering"] != "image"]
     if not results:
         return "Not run yet."
     columns = list(grouped(results, _TRAINED_BY))
+    machines = list(dict.fromkeys(result.machine for result in results))
     rows = []
     groups = grouped(results, ["augment", "filters", "total_seconds"])
     for augment, filters, seconds in sorted(groups, key=lambda values: (values[0] != "none", values)):
-        by_line = grouped(groups[augment, filters, seconds], _TRAINED_BY)
-        accuracies = _bold_best([[100 * run["test_accuracy"] for run in by_line.get(line, [])] for line in columns])
-        cells = [
-            f"{accuracy}<br>{_minutes(by_line[line])} min, n = {len(by_line[line])}" if line in by_line else accuracy
-            for line, accuracy in zip(columns, accuracies, strict=True)
-        ]
-        augmentation = "none" if augment == "none" else value_label("augment", augment)
-        rows.append([str(filters), f"{seconds / 60:g}", augmentation, *cells])
-    heads = ["filters", "time budget (minutes)", "augmentation", *(joined_label(_TRAINED_BY, line) for line in columns)]
-    return markdown_table(heads, rows)
+        for letter, machine in zip(string.ascii_uppercase, machines, strict=False):
+            by_line = grouped((run for run in groups[augment, filters, seconds] if run.machine == machine), _TRAINED_BY)
+            if not by_line:
+                continue
+            accuracies = _bold_best([[100 * run["test_accuracy"] for run in by_line.get(line, [])] for line in columns])
+            cells = [
+                f"{accuracy}<br>{_minutes(by_line[line])} min, n = {len(by_line[line])}" if line in by_line else accuracy
+                for line, accuracy in zip(columns, accuracies, strict=True)
+            ]
+            augmentation = "none" if augment == "none" else value_label("augment", augment)
+            where = [f"{letter}: {machine[0]}"] if len(machines) > 1 else []
+            rows.append([str(filters), f"{seconds / 60:g}", augmentation, *where, *cells])
+    heads = ["filters", "time budget (minutes)", "augmentation", *(["machine"] if len(machines) > 1 else [])]
+    return markdown_table([*heads, *(joined_label(_TRAINED_BY, line) for line in columns)], rows)
 
 
 def _bold_best(groups: Sequence[Sequence[float]]) -> list[str]:

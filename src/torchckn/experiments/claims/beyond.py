@@ -12,6 +12,7 @@ from ..comparisons import (
     difference_case,
     differences,
     differences_by_labels,
+    on_one_machine,
     time_ratio,
     with_regularization_of_own_labels,
 )
@@ -44,6 +45,7 @@ def _equal_time_claim(by: str, augment: str = "none", bandwidths: bool = False, 
 
 def _in_equal_time(same: dict[str, Any], ckn: list[Result], convnet: list[Result]) -> list[Case]:
     """The case of a pair of networks, with the time that they actually took."""
+    ckn, convnet = on_one_machine(ckn, convnet)
     by_seed = differences(ckn, convnet, "test_accuracy")
     if not by_seed:
         return []
