@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import torchckn
 from torchckn import ConfigError, DataError, NotFittedError, runs
 from torchckn.graph import Dense, Graph
+from torchckn.runs.environment import _processor
 from torchckn.trained import load_trained
 
 from .training import StopAfter, StopHereError, trained
@@ -159,3 +161,15 @@ def test_an_interrupted_training_further_is_not_a_finished_run(tmp_path: Path) -
     with pytest.raises(DataError, match="is not finished, so it has no result"):
         runs.add_to_result(tmp_path / "run", {"test_accuracy": 1.0})
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_processors_of_one_name_are_distinguished_by_their_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = tmp_path / "cpuinfo"
+    one = "processor\t: {}\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n"
+    about.write_text(one.format(0) + one.format(1))
+    assert _processor(about) == "AMD EPYC (family 26, model 2)"
+    about.write_text("processor\t: 0\nmodel name\t: Some ARM\n")
+    assert _processor(about) == "Some ARM"
+    monkeypatch.setattr(platform, "processor", lambda: "unknown")
+    about.write_text("processor\t: 0\n")
+    assert _processor(about) == _processor(tmp_path / "missing") == "unknown"

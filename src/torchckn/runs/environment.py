@@ -27,12 +27,19 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def _processor(about: Path = Path("/proc/cpuinfo")) -> str:
+    """Its name, with its family and model where the system says so: processors of one name may differ twofold in speed."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+        lines = about.read_text(encoding="utf-8").splitlines()
+    except OSError:
         return platform.processor()
+    facts: dict[str, str] = {}
+    for key, _, value in (line.partition(":") for line in lines):
+        facts.setdefault(key.strip(), value.strip())
+    name = facts.get("model name") or platform.processor()
+    return (
+        f"{name} (family {facts['cpu family']}, model {facts['model']})" if {"cpu family", "model"} <= facts.keys() else name
+    )
 
 
 def _git(*arguments: str) -> str | None:
