@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchckn import ConfigError, NumericalError
+from torchckn import ConfigError, DataError, NumericalError
 from torchckn.experiments import cell as cells
 from torchckn.experiments import shared
 from torchckn.experiments.results import is_finished, result_file
@@ -49,6 +49,18 @@ def test_the_result_of_a_kernel_network_says_how_far_each_layer_is_from_its_kern
     assert all(0 <= layer["error"] < 1 <= layer["condition"] for layer in layers)
     assert {(layer["kernel"], layer["bandwidth"]) for layer in layers} == {("RBFSphere(0.6)", 0.6)}
     assert "layers" not in run_cell(cell(kind="convnet", method="sgd"), tmp_path)["measured"]
+
+
+def test_a_layer_whose_error_cannot_be_measured_does_not_cost_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def constant(*_: object) -> float:
+        raise DataError("all patches are constant")
+
+    monkeypatch.setattr("torchckn.fit.conditioning.nystrom_error", constant)
+    layers = run_cell(cell(), tmp_path)["measured"]["layers"]
+    assert [layer["error"] for layer in layers] == [None] * 4
+    assert all(layer["condition"] >= 1 for layer in layers)
 
 
 def test_one_thread_is_measured_by_its_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torchckn
 from torchckn import ConfigError, NumericalError, TrainConfig
 from torchckn.fit.chunks import batch_features, batch_gradient
 from torchckn.fit.methods import METHODS, Method, MethodOptions
-from torchckn.kernels import ArcCosine, Kernel, Linear, RBFSphere
+from torchckn.kernels import ArcCosine, Kernel, Linear, Matern, RBFSphere
 from torchckn.nn import GaussianPool2d, KernelConv2d, KernelLinear, KernelLocal2d, convolution, native
 from torchckn.nn.functional import kernel_conv2d, patch_squares
 from torchckn.nn.resampling import FixedWindow
@@ -179,6 +179,19 @@ def test_a_kernel_value_is_at_most_the_norm_of_its_patch_where_products_are_roun
     assert relative.max() < 1.01
     assert relative.min() > 0.6
     assert (gradient.flatten(1).norm(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", [ArcCosine(0), Matern(0.5, 0.6)], ids=str)
+def test_the_slope_of_steep_kernels_is_finite_for_patches_that_are_filters(
+    kernel: Kernel, precision: torch.dtype, generator: torch.Generator
+) -> None:
+    weight = F.normalize(torch.randn(60, 33 * 9, generator=generator)).view(60, 33, 3, 3)
+    x = (torch.linspace(1, 2, 60)[:, None, None, None] * weight).requires_grad_()
+    with torch.autocast("cpu", precision):
+        kernel_conv2d(x, weight, torch.eye(60), kernel).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
 
 
 @compiled

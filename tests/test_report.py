@@ -145,7 +145,7 @@ def test_images_that_are_not_of_the_run_s_test_set_give_no_test_accuracy(copied:
 
 
 def test_what_rounds_to_zero_has_no_sign(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchckn.report.conditioning.nystrom_error", lambda *_: -1e-9)
+    monkeypatch.setattr("torchckn.fit.conditioning.nystrom_error", lambda *_: -1e-9)
     lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
     lines[-1] |= {"loss": -0.0, "valid_accuracy": -0.0}
     (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -134,7 +134,8 @@ def test_times_by_different_clocks_are_not_averaged() -> None:
 
 def test_how_far_layers_are_from_their_kernels_is_a_table_of_the_runs_that_say_it() -> None:
     spec = experiments()["bandwidths"]
-    layers = [{"error": 0.25, "bandwidth": 0.6}, {"error": 0.996, "bandwidth": 0.304}, {"error": 0.0, "bandwidth": None}]
+    measured = ((0.25, 0.6), (0.996, 0.304), (0.0, None), (None, 0.5))  # the last error could not be measured
+    layers = [{"error": error, "bandwidth": bandwidth} for error, bandwidth in measured]
     common = {"network": "allcnn", "filters": 16}
     trained = result("bandwidths", bandwidths=True, layers=layers, **common)
     older = result("bandwidths", bandwidths=False, **common)

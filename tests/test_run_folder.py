@@ -167,9 +167,10 @@ def test_processors_of_one_name_are_distinguished_by_their_model(tmp_path: Path,
     about = tmp_path / "cpuinfo"
     one = "processor\t: {}\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n"
     about.write_text(one.format(0) + one.format(1))
-    assert _processor(about) == "AMD EPYC (family 26, model 2)"
+    assert _processor(about) == {"processor": "AMD EPYC", "processor_model": "family 26, model 2"}
     about.write_text("processor\t: 0\nmodel name\t: Some ARM\n")
-    assert _processor(about) == "Some ARM"
+    assert _processor(about) == {"processor": "Some ARM", "processor_model": None}
     monkeypatch.setattr(platform, "processor", lambda: "unknown")
     about.write_text("processor\t: 0\n")
-    assert _processor(about) == _processor(tmp_path / "missing") == "unknown"
+    unknown = {"processor": "unknown", "processor_model": None}
+    assert _processor(about) == _processor(tmp_path / "missing") == unknown

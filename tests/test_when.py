@@ -97,10 +97,10 @@ EQUAL_TIME = [
 
 def test_networks_of_equal_time_stand_beside_each_other_with_the_time_that_they_took() -> None:
     assert equal_time_table([equal_time_run(*run) for run in EQUAL_TIME]).splitlines() == [
-        "| filters | time budget (minutes) | augmentation | CKN, ULR | ConvNet, SGD | ConvNet, Adam |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| 8 | 4 | none | **60.0**<br>4.0 min, n = 1 | 50.0<br>4.0 min, n = 1 | 55.0<br>4.0 min, n = 1 |",
-        "| 8 | 30 | none | 60.0<br>31.0 min, n = 1 | **65.0**<br>30.5 min, n = 1 | - |",
+        "| filters | time budget (minutes) | augmentation | machine | CKN, ULR | ConvNet, SGD | ConvNet, Adam |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| 8 | 4 | none | 1: unknown | **60.0**<br>4.0 min, n = 1 | 50.0<br>4.0 min, n = 1 | 55.0<br>4.0 min, n = 1 |",
+        "| 8 | 30 | none | 1: unknown | 60.0<br>31.0 min, n = 1 | **65.0**<br>30.5 min, n = 1 | - |",
     ]
 
 
@@ -110,12 +110,13 @@ def test_runs_in_equal_time_on_different_machines_are_not_compared() -> None:
     assert equal_time_table([runs[0], elsewhere]).splitlines() == [
         "| filters | time budget (minutes) | augmentation | machine | CKN, ULR | ConvNet, SGD |",
         "| --- | --- | --- | --- | --- | --- |",
-        "| 8 | 4 | none | A: None | **60.0**<br>4.0 min, n = 1 | - |",
-        "| 8 | 4 | none | B: another | - | **50.0**<br>4.0 min, n = 1 |",
+        "| 8 | 4 | none | 1: unknown | **60.0**<br>4.0 min, n = 1 | - |",
+        "| 8 | 4 | none | 2: another | - | **50.0**<br>4.0 min, n = 1 |",
     ]
-    measured = [judged.measured for claim, judged in verdicts(runs[0], elsewhere).items() if "in equal total time" in claim]
-    assert measured
-    assert not any(measured)
+    judged = [judged for claim, judged in verdicts(runs[0], elsewhere).items() if "in equal total time" in claim]
+    assert not any(one.cases for one in judged)
+    assert judged[0].remark == "not compared, because of different machines: 8 filters, 4 minutes"
+    assert not any(one.remark for one in judged[1:]), "of those, one side was not run"
 
 
 def test_augmentation_has_rows_of_its_own_and_other_centerings_are_not_mixed_into_the_table_of_equal_time() -> None:
@@ -124,7 +125,7 @@ def test_augmentation_has_rows_of_its_own_and_other_centerings_are_not_mixed_int
     augmented = replace(runs[0], variables=runs[0].variables | {"augment": "flip,crop"})
     assert equal_time_table([*runs, other]) == equal_time_table(runs)
     assert equal_time_table([other]) == "Not run yet."
-    last = "| 8 | 4 | flips and crops | **60.0**<br>4.0 min, n = 1 | - | - |"
+    last = "| 8 | 4 | flips and crops | 1: unknown | **60.0**<br>4.0 min, n = 1 | - | - |"
     assert equal_time_table([augmented, *runs]) == f"{equal_time_table(runs)}\n{last}"
 
 

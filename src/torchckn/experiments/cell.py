@@ -9,6 +9,7 @@ A cell that is interrupted continues from its last checkpoint. Read first: :mod:
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -100,13 +101,18 @@ def _measure_training(bench: Bench) -> tuple[dict[str, Any], list[dict[str, Any]
 
 
 def _layers(net: CKN, bench: Bench) -> list[dict[str, Any]]:
-    """How far each layer of a trained network is from its kernel."""
+    """How far each layer of a trained network is from its kernel; without errors where that cannot be said."""
     assert bench.images.valid is not None
-    kept = ("name", "kernel", "condition", "error")
+    try:
+        facts = layer_facts(net, bench.images.valid.images[:_IMAGES_OF_FACTS])
+    except CKNError:  # all patches of a layer may be constant, if a bandwidth is tiny
+        facts = layer_facts(net, None)
     layers = []
-    for facts in layer_facts(net, bench.images.valid.images[:_IMAGES_OF_FACTS]):
-        bandwidth = getattr(net.kernel_layers()[facts.name].kernel, "bandwidth", None)
-        layers.append({key: _rounded(getattr(facts, key)) for key in kept} | {"bandwidth": _rounded(bandwidth)})
+    for layer in facts:
+        bandwidth = getattr(net.kernel_layers()[layer.name].kernel, "bandwidth", None)
+        numbers = {"condition": layer.condition, "error": layer.error, "bandwidth": bandwidth}
+        finite = {key: _rounded(n) if n is not None and math.isfinite(n) else None for key, n in numbers.items()}
+        layers.append({"name": layer.name, "kernel": layer.kernel, **finite})
     return layers
 
 

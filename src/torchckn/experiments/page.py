@@ -167,10 +167,11 @@ def approximation_table(experiment: Experiment, results: Sequence[Result]) -> li
     names, rows = _distinguishing(experiment, results), []
     for values, runs in grouped(in_grid_order(experiment, measured), names).items():
         layers = [layer for run in runs for layer in run["layers"]]
-        errors = [100 * layer["error"] for layer in layers]
+        errors = [100 * layer["error"] for layer in layers if layer["error"] is not None]
         bandwidths = [layer["bandwidth"] for layer in layers if layer["bandwidth"] is not None]
         widths = f"{min(bandwidths):.2f} to {max(bandwidths):.2f}" if bandwidths else "-"
-        rows.append((*_labels(names, values, runs[0]), f"{min(errors):.0f} to {max(errors):.0f}", widths, f"{len(runs)}"))
+        span = f"{min(errors):.0f} to {max(errors):.0f}" if errors else "-"
+        rows.append((*_labels(names, values, runs[0]), span, widths, str(len(runs))))
     heads = (*_heads(names), "error of the approximation (%)", "bandwidths", "seeds")
     about = (
         "How far the trained layers are from their kernels, from the best to the worst layer: the part of patches (of validation "

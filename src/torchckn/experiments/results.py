@@ -59,9 +59,14 @@ class Result:
         return float(record["seconds"]) + float(self.measured.get("start_seconds", 0))
 
     @property
-    def machine(self) -> tuple[str, str]:
-        """Its processor and its platform: times on other machines cannot be compared with its own."""
-        return str(self.environment.get("processor")), str(self.environment.get("platform"))
+    def machine(self) -> tuple[str, str, str]:
+        """Its processor, by name and model, and its platform: times on other machines cannot be compared with its own.
+
+        Older results have no model.
+        """
+        names = ("processor", "processor_model", "platform")
+        name, model, platform = (str(self.environment.get(key) or "unknown") for key in names)
+        return name, model, platform
 
     @property
     def total_seconds(self) -> float:

@@ -6,7 +6,6 @@ Read first: :mod:`torchckn.experiments.page`, the page of all results.
 from __future__ import annotations
 
 import statistics
-import string
 from collections.abc import Sequence
 from importlib import resources
 from string import Template
@@ -60,24 +59,29 @@ def equal_time_table(results: Sequence[Result]) -> str:
     if not results:
         return "Not run yet."
     columns = list(grouped(results, _TRAINED_BY))
-    machines = list(dict.fromkeys(result.machine for result in results))
+    numbers: dict[tuple[str, ...], int] = {}  # of the machines, as they come
     rows = []
     groups = grouped(results, ["augment", "filters", "total_seconds"])
     for augment, filters, seconds in sorted(groups, key=lambda values: (values[0] != "none", values)):
-        for letter, machine in zip(string.ascii_uppercase, machines, strict=False):
-            by_line = grouped((run for run in groups[augment, filters, seconds] if run.machine == machine), _TRAINED_BY)
-            if not by_line:
-                continue
+        for machine, runs in _by_machine(groups[augment, filters, seconds]).items():
+            by_line = grouped(runs, _TRAINED_BY)
             accuracies = _bold_best([[100 * run["test_accuracy"] for run in by_line.get(line, [])] for line in columns])
             cells = [
                 f"{accuracy}<br>{_minutes(by_line[line])} min, n = {len(by_line[line])}" if line in by_line else accuracy
                 for line, accuracy in zip(columns, accuracies, strict=True)
             ]
             augmentation = "none" if augment == "none" else value_label("augment", augment)
-            where = [f"{letter}: {machine[0]}"] if len(machines) > 1 else []
-            rows.append([str(filters), f"{seconds / 60:g}", augmentation, *where, *cells])
-    heads = ["filters", "time budget (minutes)", "augmentation", *(["machine"] if len(machines) > 1 else [])]
+            where = f"{numbers.setdefault(machine, len(numbers) + 1)}: {machine[0]}"
+            rows.append([str(filters), f"{seconds / 60:g}", augmentation, where, *cells])
+    heads = ["filters", "time budget (minutes)", "augmentation", "machine"]
     return markdown_table([*heads, *(joined_label(_TRAINED_BY, line) for line in columns)], rows)
+
+
+def _by_machine(results: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.machine, []).append(result)
+    return groups
 
 
 def _bold_best(groups: Sequence[Sequence[float]]) -> list[str]:

@@ -162,7 +162,8 @@ def _at_most_one(cosines: Tensor) -> Tensor:
     nearest number of [-1, 1], with the gradient of the cosine."""
     if cosines.dtype not in (torch.float16, torch.bfloat16):
         return cosines
-    return cosines + (cosines.clamp(-1, 1) - cosines).detach()
+    rounded = cosines.detach()
+    return cosines + (rounded.clamp(-1, 1) - rounded)
 
 
 def plain(value: Any) -> Any:
@@ -232,7 +233,7 @@ def is_one(t: Tensor) -> Tensor:
     Kernels with an unbounded slope at 1 amplify that error to its square root, so they treat such a cosine as exactly 1.
     (The limit of 1e-3 is for float16 and bfloat16.)
     """
-    return t > 1 - min(32 * torch.finfo(t.dtype).eps, 1e-3)
+    return t >= 1 - min(32 * torch.finfo(t.dtype).eps, 1e-3)  # in bfloat16, 1 - 1e-3 is 1
 
 
 #: the largest bandwidth and, inverted, the smallest: their squares and their inverses are numbers in float32

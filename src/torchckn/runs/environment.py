@@ -18,7 +18,7 @@ def environment() -> dict[str, Any]:
     return {
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}},
         "platform": platform.platform(),
-        "processor": _processor(),
+        **_processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -27,19 +27,19 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _processor(about: Path = Path("/proc/cpuinfo")) -> str:
-    """Its name, with its family and model where the system says so: processors of one name may differ twofold in speed."""
-    try:
-        lines = about.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
+def _processor(about: Path = Path("/proc/cpuinfo")) -> dict[str, str | None]:
+    """Its name, and its family and model where the system says so: processors of one name may differ twofold in speed."""
     facts: dict[str, str] = {}
-    for key, _, value in (line.partition(":") for line in lines):
-        facts.setdefault(key.strip(), value.strip())
-    name = facts.get("model name") or platform.processor()
-    return (
-        f"{name} (family {facts['cpu family']}, model {facts['model']})" if {"cpu family", "model"} <= facts.keys() else name
-    )
+    try:
+        for key, _, value in (line.partition(":") for line in about.read_text(encoding="utf-8").splitlines()):
+            facts.setdefault(key.strip(), value.strip())
+    except OSError:
+        pass
+    known = {"cpu family", "model"} <= facts.keys()
+    return {
+        "processor": facts.get("model name") or platform.processor(),
+        "processor_model": f"family {facts['cpu family']}, model {facts['model']}" if known else None,
+    }
 
 
 def _git(*arguments: str) -> str | None:

@@ -19,7 +19,7 @@ from ..comparisons import (
 from ..judging import ABOVE_ZERO, EXTENSION, Case, Claims
 from ..labels import DATA_NAMES, LEARNER_NAMES, grouped, joined_label, value_label
 from ..labels import NETWORK_NAMES as NAMES
-from ..results import Result, Results
+from ..results import Result, Results, paired
 
 CLAIMS = Claims()
 _claim = CLAIMS.add
@@ -35,12 +35,15 @@ def _equal_time_claim(by: str, augment: str = "none", bandwidths: bool = False, 
     @_claim(f"All-CNN-C in equal total time{setup}: the {ours} is more accurate than its ConvNet trained by {by}", EXTENSION)
     def _difference(results: Results) -> tuple[list[Case], str]:
         cases: list[Case] = []
+        elsewhere: list[str] = []
         for filters, seconds in sorted(grouped(results.of("equal-time", augment=augment), ["filters", "total_seconds"])):
             same = {"filters": filters, "total_seconds": seconds, "augment": augment}
             ckn = results.of("equal-time", kind="ckn", centering="feature", bandwidths=bandwidths, **same)
             other = results.of("equal-time", kind="convnet", **convnet, **same)
             cases += _in_equal_time(same, ckn, other)
-        return cases, ""
+            if paired(ckn, other) and not on_one_machine(ckn, other)[0]:
+                elsewhere.append(_budget(same))
+        return cases, f"not compared, because of different machines: {'; '.join(elsewhere)}" if elsewhere else ""
 
 
 def _in_equal_time(same: dict[str, Any], ckn: list[Result], convnet: list[Result]) -> list[Case]:
@@ -49,9 +52,13 @@ def _in_equal_time(same: dict[str, Any], ckn: list[Result], convnet: list[Result
     by_seed = differences(ckn, convnet, "test_accuracy")
     if not by_seed:
         return []
-    names = ["filters", "total_seconds"]
-    label = f"{joined_label(names, [same[name] for name in names])} ({time_ratio(ckn, convnet)} times the ConvNet's time)"
+    label = f"{_budget(same)} ({time_ratio(ckn, convnet)} times the ConvNet's time)"
     return difference_case(label, by_seed, ABOVE_ZERO)
+
+
+def _budget(same: dict[str, Any]) -> str:
+    names = ["filters", "total_seconds"]
+    return joined_label(names, [same[name] for name in names])
 
 
 _SGD: dict[str, Any] = {"optimizer": "sgd", "method": "sgd", "centering": "feature"}
