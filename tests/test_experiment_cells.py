@@ -43,6 +43,14 @@ def test_a_cell_leaves_one_file_with_all_that_is_known_of_it(tmp_path: Path) -> 
     assert result_file(tmp_path, cell()).stat().st_mtime_ns == stamp, "what is done is not done again"
 
 
+def test_the_result_of_a_kernel_network_says_how_far_each_layer_is_from_its_kernel(tmp_path: Path) -> None:
+    layers = run_cell(cell(), tmp_path)["measured"]["layers"]
+    assert [layer["name"] for layer in layers] == ["layers_conv1", "layers_tanh1", "layers_conv2", "layers_tanh2"]
+    assert all(0 <= layer["error"] < 1 <= layer["condition"] for layer in layers)
+    assert all(layer["kernel"].startswith(("RBFSphere", "Linear")) for layer in layers)
+    assert "layers" not in run_cell(cell(kind="convnet", method="sgd"), tmp_path)["measured"]
+
+
 def test_one_thread_is_measured_by_its_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10**6))
     monkeypatch.setattr(shared.time, "process_time", lambda: float(next(ticks)))

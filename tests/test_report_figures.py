@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import torchckn
+from torchckn.fit.conditioning import layer_facts, nystrom_error
 from torchckn.fit.patches import sample_patches
 from torchckn.kernels import ArcCosine, RBFSphere
 from torchckn.report.charts import DASHES, penalty_chart, style, thinned
-from torchckn.report.conditioning import layer_facts, nystrom_error
 from torchckn.report.confusion import Sample, confusion
 from torchckn.report.folder import read_runs
 from torchckn.report.page import flat, short

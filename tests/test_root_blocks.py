@@ -14,10 +14,10 @@ from torch import nn
 import torchckn
 from torchckn import kernels
 from torchckn.errors import ConfigError
+from torchckn.fit.conditioning import layer_facts
 from torchckn.graph import Conv, Dense, Graph, Local, Node
 from torchckn.nn import KernelConv2d, KernelLinear, KernelLocal2d
 from torchckn.nn.functional import block_count, filter_blocks, projection
-from torchckn.report.conditioning import layer_facts
 
 from .contracts import EXACT, Case, every_kernel, unit_rows
 

@@ -25,6 +25,7 @@ from filelock import FileLock
 from .. import runs
 from ..errors import CKNError
 from ..files import write_atomically
+from ..fit.conditioning import layer_facts
 from ..network import CKN
 from .few_labels import accuracy_by_labels
 from .gradient import gradient_errors
@@ -32,6 +33,9 @@ from .refitting import Refitting
 from .results import identity, is_finished, read_results, result_file, with_fewer_labels
 from .shared import Bench, clock, code, digest, timed, tuned
 from .spec import Cell
+
+#: validation images whose patches the errors of the layers are averaged over
+_IMAGES_OF_FACTS = 500
 
 
 def run_cell(cell: Cell, folder: Path) -> None:
@@ -90,7 +94,17 @@ def _measure_training(bench: Bench) -> tuple[dict[str, Any], list[dict[str, Any]
         "trials": trials,
         "step_seconds": _rounded((kept[-1]["seconds"] - kept[0]["seconds"]) / result.steps),
     }
+    if isinstance(net, CKN):
+        measured["layers"] = _layers(net, bench)
     return measured, history
+
+
+def _layers(net: CKN, bench: Bench) -> list[dict[str, Any]]:
+    """How far each layer of a trained network is from its kernel."""
+    assert bench.images.valid is not None
+    kept = ("name", "kernel", "condition", "error")
+    facts = layer_facts(net, bench.images.valid.images[:_IMAGES_OF_FACTS])
+    return [{key: _rounded(getattr(layer, key)) for key in kept} for layer in facts]
 
 
 def _measure_unsupervised(bench: Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:

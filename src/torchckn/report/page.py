@@ -17,9 +17,9 @@ from ..correspondence.page import STYLE as TABLE_STYLE
 from ..correspondence.page import to_html
 from ..errors import CKNError, ConfigError
 from ..files import write_atomically
+from ..fit.conditioning import layer_facts
 from ..formats import number, percent
 from .charts import penalty_chart, training_charts
-from .conditioning import layer_facts
 from .confusion import Confusion, Sample, confusion, take_sample
 from .folder import PathLike, RunFolder, read_runs
 from .pictures import data_uri, filter_frames

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..fit.patches import sample_patches
 from ..network import CKN
 from ..nn.base import KernelLayer
 from ..nn.functional import filter_blocks, filter_gram, projection
 from ..nn.product import KernelProduct, tensor_products
+from .patches import sample_patches
 
 #: number of patches that the error of a layer is averaged over
 PATCHES = 1000
