@@ -10,7 +10,8 @@ from torchckn.experiments.results import Result, Results
 
 
 def result(experiment: str, seed: int = 0, history: list[dict[str, Any]] | None = None, **values: Any) -> Result:
-    measured = {k: values.pop(k) for k in list(values) if k in ("test_accuracy", "valid_accuracy", "errors", "root_errors")}
+    keys = ("test_accuracy", "valid_accuracy", "errors", "root_errors", "layers")
+    measured = {key: values.pop(key) for key in list(values) if key in keys}
     variables = {key.replace("__", "."): value for key, value in values.items()}
     return Result(experiment, "train", variables, seed, measured, history or [], {"steps": 100}, {}, 1.0, {})
 

@@ -47,7 +47,7 @@ def test_the_result_of_a_kernel_network_says_how_far_each_layer_is_from_its_kern
     layers = run_cell(cell(), tmp_path)["measured"]["layers"]
     assert [layer["name"] for layer in layers] == ["layers_conv1", "layers_tanh1", "layers_conv2", "layers_tanh2"]
     assert all(0 <= layer["error"] < 1 <= layer["condition"] for layer in layers)
-    assert all(layer["kernel"].startswith(("RBFSphere", "Linear")) for layer in layers)
+    assert {(layer["kernel"], layer["bandwidth"]) for layer in layers} == {("RBFSphere(0.6)", 0.6)}
     assert "layers" not in run_cell(cell(kind="convnet", method="sgd"), tmp_path)["measured"]
 
 

@@ -132,6 +132,19 @@ def test_times_by_different_clocks_are_not_averaged() -> None:
     assert (seconds("cpu", "cpu"), seconds("wall"), seconds("cpu", "wall")) == ("7", "7 w", "-")
 
 
+def test_how_far_layers_are_from_their_kernels_is_a_table_of_the_runs_that_say_it() -> None:
+    spec = experiments()["bandwidths"]
+    layers = [{"error": 0.25, "bandwidth": 0.6}, {"error": 0.996, "bandwidth": 0.304}, {"error": 0.0, "bandwidth": None}]
+    common = {"network": "allcnn", "filters": 16}
+    trained = result("bandwidths", bandwidths=True, layers=layers, **common)
+    older = result("bandwidths", bandwidths=False, **common)
+    _, table = page.approximation_table(spec, [trained, older])
+    head, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+    assert head[-3:] == ["error of the approximation (%)", "bandwidths", "seeds"]
+    assert [row[-3:] for row in rows] == [["0 to 100", "0.30 to 0.60", "1"]]
+    assert page.approximation_table(spec, [older]) == []
+
+
 def test_learning_rates_say_among_how_many_they_were_chosen() -> None:
     def label(lr: object, *tried: float) -> str:
         return labels.learning_rate_label(result("kernels", lr=lr, trials={f"cosine:{rate}": 0.5 for rate in tried}))

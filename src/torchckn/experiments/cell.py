@@ -103,8 +103,11 @@ def _layers(net: CKN, bench: Bench) -> list[dict[str, Any]]:
     """How far each layer of a trained network is from its kernel."""
     assert bench.images.valid is not None
     kept = ("name", "kernel", "condition", "error")
-    facts = layer_facts(net, bench.images.valid.images[:_IMAGES_OF_FACTS])
-    return [{key: _rounded(getattr(layer, key)) for key in kept} for layer in facts]
+    layers = []
+    for facts in layer_facts(net, bench.images.valid.images[:_IMAGES_OF_FACTS]):
+        bandwidth = getattr(net.kernel_layers()[facts.name].kernel, "bandwidth", None)
+        layers.append({key: _rounded(getattr(facts, key)) for key in kept} | {"bandwidth": _rounded(bandwidth)})
+    return layers
 
 
 def _measure_unsupervised(bench: Bench) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..choices import ScaleName
 from ..files import write_atomically
@@ -65,6 +66,7 @@ def page_text(folder: Path, scale: ScaleName, page: Path, experiments: Sequence[
             results.of(**experiment.figure.beside) if experiment.measure == "few-labels" and experiment.figure.beside else []
         )
         parts.append(experiment_table(experiment, [*own, *beside]) if own else "Not run yet.")
+        parts += approximation_table(experiment, own)
         parts.append(f"`torchckn reproduce {experiment.name} --scale {scale}`")
     return "\n\n".join(parts) + "\n"
 
@@ -140,24 +142,56 @@ def experiment_table(experiment: Experiment, results: Sequence[Result]) -> str:
         return _gradient_table(results)
     if experiment.measure == "few-labels":
         return "\n\n".join(few_labels_tables(in_grid_order(experiment, results)))
-    names = [*experiment.figure.panels, *experiment.figure.lines]
-    names += [name for name in experiment.grid if name not in names and len({str(r[name]) for r in results}) > 1]
+    names = _distinguishing(experiment, results)
     groups = grouped(in_grid_order(experiment, results), names)
     has_trials = any(result["trials"] for result in results)
     rows = []
     for values, runs in groups.items():
-        named = [(name, value) for name, value in zip(names, values, strict=True) if name != "steps"]
-        labels = ["-" if _is_without(name, runs[0]) else value_label(name, value) for name, value in named]
+        labels = _labels(names, values, runs[0])
         rates = [learning_rate_label(runs[0])] if has_trials else []
         accuracies = [_mean_and_interval(runs, key) for key in ("valid_accuracy", "test_accuracy")]
         ends = sorted({run.history[-1]["step"] for run in runs if run.history})
         steps = " to ".join(f"{end:,}" for end in dict.fromkeys((ends[0], ends[-1]))) if ends else "-"
         rows.append((*labels, *rates, *accuracies, steps, _seconds(runs), str(len(runs))))
-    heads = [_COLUMN_NAMES.get(name, name.removeprefix("options.")) for name in names if name != "steps"]  # a column anyway
-    heads += ["learning rate"] if has_trials else []
+    heads = [*_heads(names), *(["learning rate"] if has_trials else [])]
     return markdown_table(
         (*heads, "validation accuracy (%)", "test accuracy (%)", "steps", "training time (s)", "seeds"), rows
     )
+
+
+def approximation_table(experiment: Experiment, results: Sequence[Result]) -> list[str]:
+    """How far the layers of trained kernel networks are from their kernels, where results say it; nothing where none does."""
+    measured = [result for result in results if result["layers"]]
+    if not measured:
+        return []
+    names, rows = _distinguishing(experiment, results), []
+    for values, runs in grouped(in_grid_order(experiment, measured), names).items():
+        layers = [layer for run in runs for layer in run["layers"]]
+        errors = [100 * layer["error"] for layer in layers]
+        bandwidths = [layer["bandwidth"] for layer in layers if layer["bandwidth"] is not None]
+        widths = f"{min(bandwidths):.2f} to {max(bandwidths):.2f}" if bandwidths else "-"
+        rows.append((*_labels(names, values, runs[0]), f"{min(errors):.0f} to {max(errors):.0f}", widths, f"{len(runs)}"))
+    heads = (*_heads(names), "error of the approximation (%)", "bandwidths", "seeds")
+    about = (
+        "How far the trained layers are from their kernels, from the best to the worst layer: the part of patches (of validation "
+        "images) that lies outside the subspace of the filters. Runs from before this was measured are left out."
+    )
+    return [about, markdown_table(heads, rows)]
+
+
+def _distinguishing(experiment: Experiment, results: Sequence[Result]) -> list[str]:
+    """The variables that a table of these results needs columns for."""
+    names = [*experiment.figure.panels, *experiment.figure.lines]
+    return [*names, *(name for name in experiment.grid if name not in names and len({str(r[name]) for r in results}) > 1)]
+
+
+def _heads(names: Sequence[str]) -> list[str]:
+    return [_COLUMN_NAMES.get(name, name.removeprefix("options.")) for name in names if name != "steps"]  # a column anyway
+
+
+def _labels(names: Sequence[str], values: Sequence[Any], run: Result) -> list[str]:
+    named = [(name, value) for name, value in zip(names, values, strict=True) if name != "steps"]
+    return ["-" if _is_without(name, run) else value_label(name, value) for name, value in named]
 
 
 def _is_without(name: str, run: Result) -> bool:
