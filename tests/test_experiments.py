@@ -193,7 +193,8 @@ def is_tuned(cell: Cell) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "filters", "least"), [("ckn", 16, 3), ("convnet", 16, 4), ("ckn", 32, 2), ("convnet", 32, 2)]
+    ("kind", "filters", "least"),
+    [("ckn", 8, 1), ("convnet", 8, 3), ("ckn", 16, 3), ("convnet", 16, 4), ("ckn", 32, 2), ("convnet", 32, 2)],
 )
 def test_the_tuned_networks_of_equal_time_have_the_best_validation_accuracy_that_was_tried(
     kind: str, filters: int, least: int

@@ -51,6 +51,7 @@ _CKN: _Selection = {"experiment": "equal-time", "kind": "ckn", "bandwidths": Tru
 _DECAYED: _Selection = {"kind": "convnet", "weight_decay": 0.0005, **_HALF_HOUR}
 #: by the number of filters; with 32, the experiment equal-time has the learning rate 0.3
 _CONVNETS: dict[int, dict[str, _Selection]] = {
+    8: {"ConvNet with learning rate 0.1": {"experiment": "equal-time", "augment": "none", **_DECAYED}},
     16: {
         "ConvNet with learning rate 0.1": {"experiment": "equal-time", "augment": "none", **_DECAYED},
         "ConvNet with learning rate 0.3": {"experiment": "tuning", "lr": "cosine:0.3", **_DECAYED},
